@@ -1,0 +1,1 @@
+"""Config sections of the models, one file each, told apart by `type`."""

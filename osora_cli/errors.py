@@ -1,0 +1,75 @@
+"""The errors a user can cause or meet, each with its exit code.
+
+A message says what is wrong, with the value. `where` says where that came from (a file and line, or a flag),
+`allowed` what would have been right, and `hint` is the command or change that cures it. The command line prints
+them without a traceback; the codes are part of the interface (docs/messages.md).
+"""
+
+from __future__ import annotations
+
+
+class OsoraError(Exception):
+    """Base of all errors that osora raises on purpose. `exit_code` is what the process ends with."""
+
+    exit_code = 1
+
+    def __init__(
+        self, message: str, *, where: str | None = None, allowed: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.allowed = allowed
+        self.hint = hint
+
+    def lines(self) -> list[str]:
+        """The message and, a line each, what is known of origin, allowed values and cure."""
+        out = [self.message]
+        out += [f"  {label}: {text}" for label, text in
+                (("where", self.where), ("allowed", self.allowed), ("fix", self.hint)) if text]
+        return out
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+class RunError(OsoraError):
+    """The run itself failed: non-finite losses, a save that failed, a lost rank."""
+
+    exit_code = 1
+
+
+class UsageError(OsoraError):
+    """Wrong command line or config: unknown key, wrong type, a run that exists, data that are not the checkpoint's."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """The config is wrong. All faults of one config are collected into one error."""
+
+
+class DataError(OsoraError):
+    """Table missing or unreadable, columns missing, no usable clip, an empty bucket."""
+
+    exit_code = 3
+
+
+class CheckpointError(OsoraError):
+    """A checkpoint is missing, incomplete, damaged or of another model."""
+
+    exit_code = 4
+
+
+class SetupError(OsoraError):
+    """The environment lacks something: an extra, weights, a GPU, disk space, the right to write."""
+
+    exit_code = 5
+
+
+class Interrupted(OsoraError):
+    """SIGINT or SIGTERM, after a clean save. `exit_code` is 130 or 143."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
