@@ -25,8 +25,11 @@ class OsoraError(Exception):
     def lines(self) -> list[str]:
         """The message and, a line each, what is known of origin, allowed values and cure."""
         out = [self.message]
-        out += [f"  {label}: {text}" for label, text in
-                (("where", self.where), ("allowed", self.allowed), ("fix", self.hint)) if text]
+        out += [
+            f"  {label}: {text}"
+            for label, text in (("where", self.where), ("allowed", self.allowed), ("fix", self.hint))
+            if text
+        ]
         return out
 
     def __str__(self) -> str:

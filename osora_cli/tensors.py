@@ -39,9 +39,8 @@ class TensorShard:
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.start + self.tensor.numel() > self.numel:
-            raise ValueError(
-                f"shard of `{self.key}` covers elements {self.start}..{self.start + self.tensor.numel()} of {self.numel}"
-            )
+            end = self.start + self.tensor.numel()
+            raise ValueError(f"shard of `{self.key}` covers elements {self.start}..{end} of {self.numel}")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -62,5 +61,5 @@ class TensorShard:
 
 
 def plain_key(name: str) -> str:
-    """`module._orig_mod.encoder.weight` -> `encoder.weight`: drops the levels that wrappers add, wherever they stand."""
+    """Drop the levels that wrappers add, wherever they stand: `module._orig_mod.encoder.weight` -> `encoder.weight`."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPER_LEVELS)

@@ -10,7 +10,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 class Section(BaseModel):
     """A part of a config. Defaults live here and nowhere else."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), hide_input_in_errors=False)
+    model_config = ConfigDict(
+        extra="forbid", validate_default=True, protected_namespaces=(), hide_input_in_errors=False
+    )
 
 
 def _no_bool(value: Any) -> Any:

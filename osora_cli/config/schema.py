@@ -25,7 +25,9 @@ class LoaderConfig(Section):
     dataset: DatasetConfig = Field(default_factory=DatasetConfig, description="where the clips come from")
     num_workers: Int = Field(4, ge=0, description="processes that decode clips; 0: none")
     prefetch_factor: Int = Field(2, ge=1, description="batches each worker holds ready")
-    num_bucket_build_workers: Int = Field(1, ge=0, description="the seed's key; buckets are built in one vectorised pass")
+    num_bucket_build_workers: Int = Field(
+        1, ge=0, description="the seed's key; buckets are built in one vectorised pass"
+    )
 
 
 class TrainConfig(LoaderConfig):
@@ -38,7 +40,9 @@ class TrainConfig(LoaderConfig):
     lr: Float | None = Field(None, ge=0, description="learning rate; wins over optim.lr")
     lr_scheduler: LrSchedulerConfig = Field(default_factory=LrSchedulerConfig, description="learning rate over the run")
     warmup_steps: Int | None = Field(None, ge=0, description="wins over lr_scheduler.warmup_steps")
-    update_warmup_steps: bool = Field(False, description="on resume, take warmup_steps from the config, not the checkpoint")
+    update_warmup_steps: bool = Field(
+        False, description="on resume, take warmup_steps from the config, not the checkpoint"
+    )
 
     dtype: Dtype = Field("bf16", description="dtype of the computation; parameters and optimizer are always fp32")
     engine: Literal["auto", "native"] = Field("auto", description="who owns parameters, precision and sharding")

@@ -21,8 +21,9 @@ def _frames(value: object) -> object:
 Probability = Annotated[float, Field(ge=0)]
 # {frames: (probability, batch size)} or {frames: ((size probability, length probability), batch size)}
 Lengths = Annotated[
-    dict[Annotated[int, Field(ge=1)],
-         tuple[Probability | tuple[Probability, Probability], Annotated[int, Field(ge=1)]]],
+    dict[
+        Annotated[int, Field(ge=1)], tuple[Probability | tuple[Probability, Probability], Annotated[int, Field(ge=1)]]
+    ],
     BeforeValidator(_frames),
 ]
 BucketConfig = dict[str, Lengths]
@@ -35,7 +36,9 @@ class DatasetConfig(Section):
     transform_name: Literal["resize_crop"] = Field("resize_crop", description="resize to cover, then crop the centre")
     data_path: str | None = Field(None, description="the table, CSV or parquet, as `osora data meta` writes it")
     root: str | None = Field(None, description="folder that relative clip paths are tried in last")
-    fps_max: Int = Field(16, ge=1, description="clips of a higher rate are thinned to at most this many frames a second")
+    fps_max: Int = Field(
+        16, ge=1, description="clips of a higher rate are thinned to at most this many frames a second"
+    )
     rand_sample_interval: Int | None = Field(None, ge=1, description="draw the frame interval from 1 to this instead")
     max_bad_fraction: Float = Field(
         0.05, ge=0, le=1, description="share of clips that may fail to decode before the run stops"
