@@ -1,0 +1,41 @@
+"""Exponential moving average of the weights, in fp32, next to the masters it follows.
+
+A bf16 average does not move once decay is close to 1 (the update rounds away), so the average is fp32 whatever the
+computation's dtype. It is made from the masters' own shards, and is therefore sharded as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from osora_cli.tensors import TensorShard
+
+
+class Ema:
+    """e = decay * e + (1 - decay) * p after each update; no warm-up, no bias correction."""
+
+    def __init__(self, masters: Sequence[TensorShard], decay: float) -> None:
+        self.decay = decay
+        self._masters = [m.tensor for m in masters]
+        self._shards = [
+            TensorShard(m.key, m.shape, m.start, m.tensor.detach().clone().to(torch.float32)) for m in masters
+        ]
+
+    @torch.no_grad()
+    def update(self, skipped: torch.Tensor) -> None:
+        """Follow the masters. `skipped` (0-d, 1.0 or 0.0): an update that changed nothing does not move the average."""
+        weight = (1.0 - self.decay) * (1.0 - skipped)
+        for average, master in zip(self._shards, self._masters, strict=True):
+            average.tensor.lerp_(master, weight)
+
+    def shards(self) -> list[TensorShard]:
+        """The average's live tensors."""
+        return self._shards
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Start again from the masters."""
+        for average, master in zip(self._shards, self._masters, strict=True):
+            average.tensor.copy_(master)
