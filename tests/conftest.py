@@ -1,0 +1,31 @@
+"""What all tests share: the list of golden cases that are checked for repaired behaviour, at the end of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+_PROPERTY = "golden_repaired"
+
+
+@pytest.fixture
+def note_repaired(record_property: Callable[[str, object], None]) -> Callable[[str, str], None]:
+    """`note_repaired(output, defect)`: this output pins a defect of the reference; the repair is checked instead.
+
+    Travels in the test's report, so that it is listed under pytest-xdist too.
+    """
+
+    def note(output: str, defect: str) -> None:
+        record_property(_PROPERTY, f"{output}: {defect}")
+
+    return note
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
+    notes = [str(value) for report in reports for name, value in report.user_properties if name == _PROPERTY]
+    if notes:
+        terminalreporter.section("golden outputs that pin a defect, checked for the repaired behaviour")
+        for note in sorted(set(notes)):
+            terminalreporter.line(note)
