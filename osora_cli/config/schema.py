@@ -54,6 +54,7 @@ class TrainConfig(LoaderConfig):
     pin_memory_cache_pre_alloc_numels: list[Int] | None = Field(
         None, description="the seed's key; staging buffers are sized from the state itself"
     )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     deterministic: bool = Field(False, description="deterministic kernels on CUDA, so that a resume is bit-exact there")
     max_nonfinite_steps: Int = Field(10, ge=1, description="non-finite updates in a row after which the run ends")
 

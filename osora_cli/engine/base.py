@@ -47,6 +47,8 @@ class Trained(Protocol):
     module: nn.Module
     """The network to call; its parameters have the computation's dtype."""
     compute_dtype: torch.dtype
+    is_own_master: bool
+    """Whether the optimizer moves the module's own parameters (fp32 compute), or fp32 copies of them."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradients of `loss` (0-d) to the masters' fp32 gradients."""

@@ -27,10 +27,11 @@ class NativeTrained:
         self, module: nn.Module, optim: OptimSettings, device: torch.device, compute_dtype: torch.dtype
     ) -> None:
         self.compute_dtype = compute_dtype
+        self.is_own_master = compute_dtype is torch.float32
         module = module.to(device)
         trainable = list(named_trainable(module))
         self._names = [plain_key(name) for name, _ in trainable]
-        if compute_dtype is torch.float32:
+        if self.is_own_master:
             self.module = module
             self._masters = [p for _, p in trainable]
             self._working: list[nn.Parameter] | None = None

@@ -1,0 +1,21 @@
+"""Where the loop gets its batches from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from osora_cli.data.loader import ClipBatch
+
+
+class Feed(Protocol):
+    """The table seen as epochs of batches, for this rank."""
+
+    def steps(self, epoch: int) -> int:
+        """Micro-batches in an epoch; epochs may differ."""
+
+    def batches(self, epoch: int, step: int) -> Iterator[ClipBatch]:
+        """The batches of an epoch from `step` on. Closing the iterator ends its workers."""
+
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """The position for a checkpoint, in samples."""

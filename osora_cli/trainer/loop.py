@@ -1,0 +1,213 @@
+"""The one training loop: order, counters, saving, reporting. What a step means is the task's affair."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from osora_cli.checkpoint.store import CheckpointStore
+from osora_cli.data.loader import ClipBatch
+from osora_cli.engine.base import Engine, UpdateResult
+from osora_cli.errors import Interrupted, OsoraError, RunError
+from osora_cli.report.base import Observer
+from osora_cli.trainer.feed import Feed
+from osora_cli.trainer.meter import Meter
+from osora_cli.trainer.saving import RunState
+from osora_cli.trainer.signals import Signals
+from osora_cli.trainer.state import Progress
+from osora_cli.trainer.task import StepContext
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """How long to train, and how often to log and save. Counts are optimizer updates."""
+
+    seed: int
+    epochs: int
+    max_steps: int | None
+    accumulation: int
+    log_every: int
+    ckpt_every: int
+    max_nonfinite: int
+    on_save_error: str
+    batch_size: int | None
+
+
+@dataclass
+class Outcome:
+    """How a run ended: the counters, the last update's loss, and the seconds spent in the loop."""
+
+    progress: Progress
+    last_loss: float | None
+    seconds: float
+
+
+@dataclass
+class Trainer:
+    """Runs a task over a feed until the run's end, a signal, or an error."""
+
+    settings: LoopSettings
+    engine: Engine
+    state: RunState
+    feed: Feed
+    store: CheckpointStore
+    observers: Sequence[Observer]
+    provenance: dict[str, Any]
+    progress: Progress = field(default_factory=Progress)
+
+    def __post_init__(self) -> None:
+        self._saved_update: int | None = self.progress.update if self.progress.update else None
+        self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
+        self._skipped = torch.zeros((), device=self.engine.device)
+        self._skipped_in_row = torch.zeros((), device=self.engine.device)
+
+    def run(self) -> Outcome:
+        started = time.perf_counter()
+        with Signals() as signals:
+            self._train(signals)
+            self._end(signals)
+        return Outcome(self.progress, self._last_loss(), time.perf_counter() - started)
+
+    # -- order ----------------------------------------------------------------------------------------------------
+
+    def _train(self, signals: Signals) -> None:
+        meter, micro = Meter(), 0
+        while not self._done(signals):
+            for batch, waited in self._epoch():
+                context = self._context(micro)
+                meter.add(batch, self.state.task.micro_step(batch, context), waited)
+                self._report_replaced(batch)
+                self.progress.step += 1
+                self.progress.global_step += 1
+                micro += 1
+                if micro == self.settings.accumulation:
+                    self._update(meter, signals)
+                    meter, micro = Meter(), 0
+                    if self._done(signals):
+                        return
+        if micro:
+            self._event("note", f"{micro} micro-batches were left over at the end, less than one update: not used")
+
+    def _epoch(self) -> Iterator[tuple[ClipBatch, float]]:
+        """The rest of the current epoch, each batch with the seconds waited for it; then the next epoch begins."""
+        if self.progress.step < self.feed.steps(self.progress.epoch):
+            batches = self.feed.batches(self.progress.epoch, self.progress.step)
+            try:
+                asked = time.perf_counter()
+                for batch in batches:
+                    yield batch, time.perf_counter() - asked
+                    asked = time.perf_counter()
+            finally:
+                close = getattr(batches, "close", None)
+                if close is not None:
+                    close()
+        self.progress.epoch += 1
+        self.progress.step = 0
+
+    def _done(self, signals: Signals) -> bool:
+        if signals.stop_code is not None:
+            return True
+        maximum = self.settings.max_steps
+        return self.progress.epoch >= self.settings.epochs or (maximum is not None and self.progress.update >= maximum)
+
+    def _context(self, micro: int) -> StepContext:
+        s = self.settings
+        return StepContext(
+            s.seed, self.progress.update, micro, s.accumulation, self.engine.rank, self.engine.world_size
+        )
+
+    # -- an update ------------------------------------------------------------------------------------------------
+
+    def _update(self, meter: Meter, signals: Signals) -> None:
+        self.store.before_update()
+        update = self.progress.update
+        results = self.state.task.update(update)
+        skipped = results["model"].skipped
+        if self.state.ema is not None:
+            self.state.ema.update(skipped)
+        self._skipped += skipped
+        self._skipped_in_row = (self._skipped_in_row + 1) * skipped
+        self.progress.update += 1
+        self._last = (meter, results)
+        self._report(meter, results, update)
+        self._poll()
+        every = self.settings.ckpt_every
+        if signals.save_wanted or (every > 0 and self.progress.update % every == 0):
+            signals.save_wanted = False
+            self._save()
+
+    def _report(self, meter: Meter, results: dict[str, UpdateResult], update: int) -> None:
+        head = {"step": self.progress.update, "epoch": self.progress.epoch, "lr": self.state.task.learning_rate(update)}
+        for observer in self.observers:
+            observer.on_update(head)
+        if self.progress.update % self.settings.log_every:
+            return
+        record = {**head, **meter.read(self.engine, results), **self._skips()}
+        for observer in self.observers:
+            observer.on_log(record)
+        self._stop_if_stuck()
+
+    def _skips(self) -> dict[str, int]:
+        return {"skipped_updates": int(self._skipped.item())}
+
+    def _stop_if_stuck(self) -> None:
+        in_row = int(self._skipped_in_row.item())
+        if in_row >= self.settings.max_nonfinite:
+            raise RunError(
+                f"the gradients of {in_row} updates in a row were not finite, up to update {self.progress.update}",
+                hint="lower `--lr`, or look at the clips of these updates in metrics.jsonl; "
+                "the last checkpoint was saved before and is good",
+            )
+
+    # -- saving ---------------------------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        self._stop_if_stuck()
+        contents = self.state.contents(
+            self.progress,
+            self.feed.state(self.progress.epoch, self.progress.step),
+            self.settings.batch_size,
+            self.provenance,
+        )
+        self._guard_save(lambda: self.store.save(contents))
+        self._saved_update = self.progress.update
+
+    def _poll(self) -> None:
+        self._guard_save(self.store.poll)
+
+    def _guard_save(self, act: Any) -> None:
+        """A failed save ends the run, or with `on_save_error: continue` is told and passed over."""
+        try:
+            act()
+        except OsoraError as error:
+            if self.settings.on_save_error == "stop":
+                raise
+            self._event("warning", f"a save failed and the run goes on: {error.message}")
+
+    def _end(self, signals: Signals) -> None:
+        if self._saved_update != self.progress.update and self.progress.update > 0:
+            self._save()
+        self._guard_save(self.store.finish)
+        if signals.stop_code is not None:
+            name = "SIGINT" if signals.stop_code == 130 else "SIGTERM"
+            raise Interrupted(f"{name}: stopped after update {self.progress.update}, saved", signals.stop_code)
+
+    # -- telling --------------------------------------------------------------------------------------------------
+
+    def _last_loss(self) -> float | None:
+        if self._last is None:
+            return None
+        meter, results = self._last
+        return float(meter.read(self.engine, results)["loss"])
+
+    def _report_replaced(self, batch: ClipBatch) -> None:
+        for row, reason in batch.replaced:
+            self._event("warning", f"clip of row {row} could not be read and was replaced: {reason}")
+
+    def _event(self, kind: str, text: str) -> None:
+        for observer in self.observers:
+            observer.on_event(kind, text, {})
