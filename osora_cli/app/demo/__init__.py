@@ -1,0 +1,1 @@
+"""`osora demo`: the whole path on this machine in minutes, on real clips."""
