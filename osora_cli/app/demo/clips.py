@@ -87,6 +87,8 @@ def _read(path: Path) -> tuple[np.ndarray, float]:
 
 def _pieces(frames: np.ndarray, *, finer: bool) -> Iterator[np.ndarray]:
     """Squares of EDGE px along the longer side, at the scale at which the shorter side fits, and at twice that."""
+    # A source smaller than the finer scale would only be blown up.
+    finer = finer and min(frames.shape[1:3]) >= 2 * EDGE
     for scale in (1, 2) if finer else (1,):
         scaled = _resize(frames, EDGE * scale)
         height, width = scaled.shape[1:3]
