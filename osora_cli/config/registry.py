@@ -1,0 +1,37 @@
+"""Which schema and which first config each command has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from osora_cli.config.base import Section
+from osora_cli.config.schema import ReconstructConfig, TrainVaeConfig
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that takes a config. `default` is the preset taken when none is given."""
+
+    name: str
+    schema: type[Section]
+    default: str
+    trains: bool
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("train vae", TrainVaeConfig, "vae/train/video_dc_ae", trains=True),
+        Command("infer reconstruct", ReconstructConfig, "vae/inference/video_dc_ae", trains=False),
+    )
+}
+
+
+def command_of(keys: Iterable[str]) -> Command:
+    """The training command that a frozen config belongs to, told by its keys: a frozen config holds every field."""
+    have = set(keys)
+    return min(
+        (command for command in COMMANDS.values() if command.trains),
+        key=lambda command: len(have ^ set(command.schema.model_fields)),
+    )
