@@ -14,7 +14,6 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,0 +1,279 @@
+"""The table of clips that training and reconstruction read, held in arrow and numpy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from osora_cli.data.media_types import is_still
+from osora_cli.data.text_table import TextTable, read_text_table
+from osora_cli.errors import DataError
+
+COLUMNS = ("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
+SCORE_COLUMN = "score_vmafmotion"
+_WHOLE = ("num_frames", "height", "width")
+_SHOWN = 5
+# What a number that is not there looks like in other people's tables.
+_EMPTY = ("", "nan", "none", "null", "na", "n/a", "<na>")
+
+
+@dataclass(frozen=True)
+class ClipTable:
+    """One row a clip or still.
+
+    Attributes:
+        source: the file.
+        path, text: large_string arrays, never null; `text` may be empty.
+        num_frames, height, width: `[rows]` int64, at least 1; size in pixels as displayed.
+        aspect_ratio: `[rows]` float64, height / width.
+        resolution: `[rows]` float64, height * width, pixels.
+        fps: `[rows]` float64, NaN for stills.
+        score_vmafmotion: `[rows]` float64 with NaN where unknown, or None when the table has no such column.
+        root: where relative paths are tried last.
+        notes: what a reader should know about how the table was taken.
+        digest: xxh3_128 of the contents, in hex; the same for a CSV and a parquet file of the same rows.
+    """
+
+    source: Path
+    path: pa.Array
+    text: pa.Array
+    num_frames: NDArray[np.int64]
+    height: NDArray[np.int64]
+    width: NDArray[np.int64]
+    aspect_ratio: NDArray[np.float64]
+    resolution: NDArray[np.float64]
+    fps: NDArray[np.float64]
+    score_vmafmotion: NDArray[np.float64] | None
+    root: Path | None
+    notes: tuple[str, ...]
+    digest: str
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ClipTable:
+        """Reads a CSV or parquet table and checks every value that is used.
+
+        Raises:
+            DataError: the table is missing, unreadable or ragged, lacks columns (all named at once), has no rows, or
+                holds values that cannot be (the first few named with row and column, and their number).
+        """
+        raw = read_text_table(path, (*COLUMNS, SCORE_COLUMN))
+        _check_columns(raw)
+        if raw.num_rows == 0:
+            raise DataError(f"table `{raw.source}` has a header and no rows")
+        numbers = _Numbers(raw)
+        text = {name: _text(raw, name) for name in ("path", "text")}
+        whole = {name: numbers.whole(name) for name in _WHOLE}
+        ratio, resolution = numbers.positive("aspect_ratio"), numbers.positive("resolution")
+        fps = numbers.rate(text["path"])
+        numbers.raise_if_any()
+        score = numbers.read(SCORE_COLUMN) if SCORE_COLUMN in raw.columns else None
+        notes = [*raw.notes, *_contradictions(whole, ratio, resolution)]
+        used = {**text, **whole, "fps": fps, **({} if score is None else {SCORE_COLUMN: score})}
+        return cls(
+            source=raw.source,
+            path=text["path"],
+            text=text["text"],
+            num_frames=whole["num_frames"],
+            height=whole["height"],
+            width=whole["width"],
+            aspect_ratio=ratio,
+            resolution=resolution,
+            fps=fps,
+            score_vmafmotion=score,
+            root=None if root is None else Path(root),
+            notes=tuple(notes),
+            digest=_digest(used),
+        )
+
+    def __len__(self) -> int:
+        return len(self.num_frames)
+
+    def path_of(self, row: int) -> str:
+        """The path as written in the table."""
+        return str(self.path[row].as_py())
+
+    def text_of(self, row: int) -> str:
+        """The caption as written in the table."""
+        return str(self.text[row].as_py())
+
+    def tried(self, row: int) -> list[Path]:
+        """Where the file of a row is looked for, in this order."""
+        return candidates(self.path_of(row), self.source, self.root)
+
+    def resolve(self, row: int) -> Path:
+        """The file of a row: as written from the working directory, from the table's folder, from the root.
+
+        Raises:
+            DataError: it is in none of these places, which are listed.
+        """
+        tried = self.tried(row)
+        for place in tried:
+            if place.exists():
+                return place
+        raise DataError(
+            f"file `{self.path_of(row)}` of row {row} does not exist",
+            where=str(self.source),
+            hint="tried " + ", ".join(f"`{place}`" for place in tried),
+        )
+
+    def missing_files(self) -> list[int]:
+        """Rows whose file is in none of the places where it is looked for, in order."""
+        return [row for row in range(len(self)) if not any(place.exists() for place in self.tried(row))]
+
+    def missing_files_error(self, rows: Sequence[int]) -> DataError:
+        """What to say about rows that `missing_files` found."""
+        named = ", ".join(f"`{self.path_of(row)}` (row {row})" for row in rows[:_SHOWN])
+        more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+        tried = ", ".join(f"`{place}`" for place in self.tried(rows[0]))
+        return DataError(
+            f"{len(rows)} of {len(self)} files of the table do not exist: {named}{more}",
+            where=str(self.source),
+            hint=f"relative paths are tried from the working directory, the table's folder and the root: {tried}",
+        )
+
+
+def candidates(path: str, source: Path, root: Path | None) -> list[Path]:
+    """Where a path written in table `source` may be: from the working directory, the table's folder, the root."""
+    places = [Path(path), source.parent / path, *([] if root is None else [root / path])]
+    return list(dict.fromkeys(places))
+
+
+def _check_columns(raw: TextTable) -> None:
+    missing = [name for name in COLUMNS if name not in raw.names]
+    if not missing:
+        return
+    found = ", ".join(f"`{name}`" for name in raw.names)
+    if "path" in missing:
+        hint = "a table begins with a header line that names the column `path`"
+    else:
+        output = raw.source.with_name(raw.source.stem + "_meta" + raw.source.suffix)
+        hint = f"osora data meta --input {raw.source} --output {output}"
+    raise DataError(
+        f"table `{raw.source}` lacks columns: {', '.join(f'`{name}`' for name in missing)} (it has: {found})", hint=hint
+    )
+
+
+def _text(raw: TextTable, name: str) -> pa.Array:
+    column = raw.columns[name]
+    if not pa.types.is_large_string(column.type):
+        column = pc.cast(column, pa.large_string())
+    column = pc.fill_null(column, "")
+    if name == "path":
+        empty = np.flatnonzero(pc.equal(column, "").to_numpy(zero_copy_only=False))
+        if empty.size:
+            raise DataError(f"{empty.size} rows have an empty `path`", where=raw.where(int(empty[0])))
+    return column
+
+
+class _Numbers:
+    """Reads number columns, and collects what is wrong with them for one error."""
+
+    def __init__(self, raw: TextTable) -> None:
+        self._raw = raw
+        self._faults: list[tuple[int, str, str]] = []
+
+    def read(self, name: str) -> NDArray[np.float64]:
+        """Float64 with NaN where nothing is; what is not a number is a fault."""
+        column = self._raw.columns[name]
+        if not pa.types.is_large_string(column.type):
+            values = pc.cast(column, pa.float64()) if not pa.types.is_null(column.type) else column
+            return np.asarray(pc.fill_null(values.cast(pa.float64()), np.nan), dtype=np.float64)
+        trimmed = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
+        empty = pc.is_in(pc.utf8_lower(trimmed), pa.array(_EMPTY, pa.large_string()))
+        filled = pc.if_else(empty, "nan", trimmed)
+        try:
+            return np.asarray(pc.cast(filled, pa.float64()), dtype=np.float64)
+        except pa.ArrowInvalid:
+            return np.asarray([self._one(name, row, text) for row, text in enumerate(filled.to_pylist())])
+
+    def _one(self, name: str, row: int, text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            self._faults.append((row, name, f"`{text}` is not a number"))
+            return 1.0
+
+    def whole(self, name: str) -> NDArray[np.int64]:
+        values = self.read(name)
+        good = np.isfinite(values) & (values >= 1) & (values < 2**53)
+        good &= np.where(good, values, 0) == np.floor(np.where(good, values, 0))
+        self._note(name, values, good, "is not a whole number of at least 1")
+        return np.where(good, values, 1).astype(np.int64)
+
+    def positive(self, name: str) -> NDArray[np.float64]:
+        values = self.read(name)
+        self._note(name, values, np.isfinite(values) & (values > 0), "is not a number above 0")
+        return values
+
+    def rate(self, paths: pa.Array) -> NDArray[np.float64]:
+        """Frames per second: above 0, or nothing for a still."""
+        values = self.read("fps")
+        good = np.isfinite(values) & (values > 0)
+        for row in np.flatnonzero(np.isnan(values)):
+            good[row] = is_still(str(paths[int(row)].as_py()))
+        self._note("fps", values, good, "is not a number above 0")
+        return values
+
+    def _note(self, name: str, values: NDArray[np.float64], good: NDArray[np.bool_], why: str) -> None:
+        for row in np.flatnonzero(~good):
+            value = values[row]
+            self._faults.append((int(row), name, "is empty" if np.isnan(value) else f"`{value:g}` {why}"))
+
+    def raise_if_any(self) -> None:
+        if not self._faults:
+            return
+        faults = sorted(self._faults)
+        lines = [f"row {row}, column `{name}`: {what}" for row, name, what in faults[:_SHOWN]]
+        more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        raise DataError(
+            f"{len(faults)} values of table `{self._raw.source}` cannot be used: {'; '.join(lines)}{more}",
+            where=self._raw.where(faults[0][0]),
+            hint="`osora data meta` fills values that are empty; correct or empty the others first",
+        )
+
+
+def _contradictions(
+    whole: dict[str, NDArray[np.int64]], ratio: NDArray[np.float64], resolution: NDArray[np.float64]
+) -> list[str]:
+    """Columns that disagree with height and width. These two count; the others are not used."""
+    height, width = whole["height"], whole["width"]
+    notes = []
+    for name, given, right in (("aspect_ratio", ratio, height / width), ("resolution", resolution, height * width)):
+        wrong = int((np.abs(given - right) > 0.01 * right).sum())
+        if wrong:
+            rule = "height / width" if name == "aspect_ratio" else "height * width"
+            notes.append(f"`{name}` is not {rule} in {wrong} of {len(height)} rows; height and width are used")
+    return notes
+
+
+def _digest(columns: dict[str, pa.Array | NDArray[np.int64] | NDArray[np.float64]]) -> str:
+    """xxh3_128 over names, lengths and values, whatever the file's format."""
+    hashed = xxhash.xxh3_128()
+    for name, column in columns.items():
+        hashed.update(f"{name}:{len(column)};".encode())
+        if isinstance(column, np.ndarray):
+            values = np.where(np.isnan(column), np.nan, column) if column.dtype.kind == "f" else column
+            hashed.update(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
+        else:
+            lengths = pc.binary_length(column).to_numpy(zero_copy_only=False).astype("<i8")
+            hashed.update(lengths.tobytes())
+            hashed.update(_joined(column))
+    return hashed.hexdigest()
+
+
+def _joined(column: pa.Array) -> memoryview | bytes:
+    """The bytes of all strings, one after the other."""
+    _, offsets, data = column.buffers()
+    if data is None:
+        return b""
+    places = np.frombuffer(offsets, dtype=np.int64)
+    begin, end = int(places[column.offset]), int(places[column.offset + len(column)])
+    return memoryview(data)[begin:end]
