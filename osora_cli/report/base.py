@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 Record = Mapping[str, Any]
 
@@ -29,32 +29,47 @@ class RunStart:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SaveEvent:
-    """One stage of one checkpoint's save.
+class SaveCounters(Protocol):
+    """Where the run stood when it was saved: `actual_update_step` is the number in the checkpoint's name."""
 
-    Attributes:
-        phase: `submitted` when the state is copied and its writing has begun; `committed` when the checkpoint
-            stands under its name; `failed` when it will not.
-        epoch: pass over the table, from 0.
-        step: micro-batches done in that epoch.
-        global_step: optimizer updates done, the number in the folder's name.
-        path: the checkpoint's folder.
-        bytes: size of the checkpoint.
-        seconds: from submit to commit.
-        stall: seconds that training stood still for this save.
-        reason: why it failed.
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def actual_update_step(self) -> int: ...
+
+
+class SaveEvent(Protocol):
+    """One thing that happened to a checkpoint, as `checkpoint.events.SaveEvent` has it (which is not imported here).
+
+    `kind` is `submitted` (the state is copied, its writing has begun), `committed` (the checkpoint stands under its
+    name), `failed`, or `removed` (by retention). `counters` is None for `removed`; `stall_seconds` is how long the
+    training stood still for this save; `error` says what went wrong.
     """
 
-    phase: Literal["submitted", "committed", "failed"]
-    epoch: int
-    step: int
-    global_step: int
-    path: str
-    bytes: int | None = None
-    seconds: float | None = None
-    stall: float | None = None
-    reason: str | None = None
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def counters(self) -> SaveCounters | None: ...
+
+    @property
+    def bytes(self) -> int: ...
+
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def stall_seconds(self) -> float: ...
+
+    @property
+    def error(self) -> str | None: ...
 
 
 class Observer(Protocol):
@@ -73,7 +88,7 @@ class Observer(Protocol):
         """Something worth a line: kind `note`, `warning` or `error`."""
 
     def on_save(self, event: SaveEvent) -> None:
-        """A checkpoint was submitted, committed or given up."""
+        """A checkpoint was submitted, committed, given up or removed."""
 
     def close(self) -> None:
         """The run is over; write what is left. May be called again."""

@@ -119,7 +119,7 @@ class ConsoleReport(SilentObserver):
         self._say(event_line(kind, text), urgent=kind != "note")
 
     def on_save(self, event: SaveEvent) -> None:
-        self._say(save_line(event), urgent=event.phase == "failed")
+        self._say(save_line(event), urgent=event.error is not None)
 
     def close(self) -> None:
         if self._bar is not None:

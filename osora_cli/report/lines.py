@@ -42,21 +42,19 @@ def update_line(record: Record, total: int | None, left: float | None) -> str:
 
 def save_line(event: SaveEvent) -> str:
     """A stage of a save. The words of the committed line are fixed: people search logs for them."""
-    where = f"epoch {event.epoch}, step {event.step}, global_step {event.global_step}"
-    if event.phase == "submitted":
+    if event.counters is None:
+        return (
+            f"Removed checkpoint {event.path}" if event.error is None else f"cannot remove {event.path}: {event.error}"
+        )
+    c = event.counters
+    where = f"epoch {c.epoch}, step {c.step}, global_step {c.actual_update_step}"
+    if event.kind == "submitted":
         return f"Saving checkpoint at {where} to {event.path}, in flight"
-    if event.phase == "failed":
-        return f"the save at {where} to {event.path} failed: {event.reason or 'no reason known'}"
-    facts = []
-    if event.bytes is not None:
-        facts.append(f"{event.bytes / GB:.3f} GB")
-    if event.seconds is not None:
-        facts.append(f"{event.seconds:.2f} s")
-        if event.bytes is not None and event.seconds > 0:
-            facts.append(f"{event.bytes / GB / event.seconds:.2f} GB/s")
-    if event.stall is not None:
-        facts.append(f"stall {event.stall:.3f} s")
-    return f"Saved checkpoint at {where} to {event.path}" + (f" ({', '.join(facts)})" if facts else "")
+    if event.kind == "failed":
+        return f"the save at {where} to {event.path} failed: {event.error or 'no reason known'}"
+    rate = f", {event.bytes / GB / event.seconds:.2f} GB/s" if event.seconds > 0 else ""
+    facts = f"{event.bytes / GB:.3f} GB, {event.seconds:.2f} s{rate}, stall {event.stall_seconds:.3f} s"
+    return f"Saved checkpoint at {where} to {event.path} ({facts})"
 
 
 def event_line(kind: str, text: str) -> str:

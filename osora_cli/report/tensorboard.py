@@ -114,9 +114,9 @@ class TensorBoardScalars(SilentObserver):
         self._scalars(int(record["step"]), record)
 
     def on_save(self, event: SaveEvent) -> None:
-        if event.phase == "committed":
-            values = {"save/bytes": event.bytes, "save/seconds": event.seconds, "save/stall": event.stall}
-            self._scalars(event.global_step, values)
+        if event.kind == "committed" and event.counters is not None:
+            values = {"save/bytes": event.bytes, "save/seconds": event.seconds, "save/stall": event.stall_seconds}
+            self._scalars(event.counters.actual_update_step, values)
 
     def close(self) -> None:
         if self._writer is not None:

@@ -63,9 +63,9 @@ class WandbReport(SilentObserver):
             self._run.log(numbers, step=int(record["step"]))
 
     def on_save(self, event: SaveEvent) -> None:
-        if self._run is not None and event.phase == "committed":
+        if self._run is not None and event.kind == "committed":
             # In the summary, not at a step: a save may be committed after later updates have been logged.
-            self._run.summary.update({"checkpoint": event.path, "checkpoint_stall_s": event.stall})
+            self._run.summary.update({"checkpoint": str(event.path), "checkpoint_stall_s": event.stall_seconds})
 
     def close(self) -> None:
         if self._run is not None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from osora_cli.report.base import ObserverGroup, Record, RunStart, SaveEvent, SilentObserver
+from osora_cli.checkpoint.events import SaveEvent
+from osora_cli.report.base import ObserverGroup, Record, RunStart, SilentObserver
 
 
 class Recorder(SilentObserver):
@@ -24,7 +25,7 @@ class Recorder(SilentObserver):
         self.calls.append(f"{kind} {text}")
 
     def on_save(self, event: SaveEvent) -> None:
-        self.calls.append(event.phase)
+        self.calls.append(event.kind)
 
     def close(self) -> None:
         self.calls.append("close")
@@ -42,7 +43,7 @@ def run(group: ObserverGroup) -> None:
         group.on_update({"step": step})
         group.on_log({"step": step})
     group.on_event("note", "hello", {})
-    group.on_save(SaveEvent("committed", 0, 2, 2, "d"))
+    group.on_save(SaveEvent("committed", Path("d")))
     group.close()
 
 

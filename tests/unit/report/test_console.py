@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from osora_cli.report.base import RunStart, SaveEvent
+from osora_cli.checkpoint.counters import Counters
+from osora_cli.checkpoint.events import SaveEvent
+from osora_cli.report.base import RunStart
 from osora_cli.report.console import ConsoleReport, LogFile, Pace
 from osora_cli.report.lines import save_line, time_left, update_line
 
@@ -22,7 +24,11 @@ RECORD = {
     "frames_per_s": 128.0,
     "skipped_updates": 0,
 }
-COMMITTED = SaveEvent("committed", 1, 9, 20, "runs/x/epoch1-global_step20", bytes=2 * 10**9, seconds=4.0, stall=0.012)
+COUNTERS = Counters(epoch=1, step=9, global_step=40, batch_size=2, actual_update_step=20)
+FOLDER = Path("runs/x/epoch1-global_step20")
+SUBMITTED = SaveEvent("submitted", FOLDER, COUNTERS)
+COMMITTED = SaveEvent("committed", FOLDER, COUNTERS, bytes=2 * 10**9, seconds=4.0, stall_seconds=0.012)
+FAILED = SaveEvent("failed", FOLDER, COUNTERS, error="no space")
 
 
 class Terminal(io.StringIO):
@@ -36,9 +42,9 @@ def talk(report: ConsoleReport, run: Path) -> None:
     report.on_log(RECORD)
     report.on_event("note", "batches [8] left over", {})
     report.on_event("warning", "clip of row 3 was replaced", {})
-    report.on_save(SaveEvent("submitted", 1, 9, 20, "runs/x/epoch1-global_step20"))
+    report.on_save(SUBMITTED)
     report.on_save(COMMITTED)
-    report.on_save(SaveEvent("failed", 1, 9, 20, "runs/x/epoch1-global_step20", reason="no space"))
+    report.on_save(FAILED)
     report.close()
     report.close()
 
@@ -62,8 +68,12 @@ def test_save_lines() -> None:
         "Saved checkpoint at epoch 1, step 9, global_step 20 to runs/x/epoch1-global_step20 "
         "(2.000 GB, 4.00 s, 0.50 GB/s, stall 0.012 s)"
     )
-    assert "in flight" in save_line(SaveEvent("submitted", 0, 1, 1, "d"))
-    assert save_line(SaveEvent("failed", 0, 1, 1, "d", reason="no space")).endswith("failed: no space")
+    assert save_line(SUBMITTED) == (
+        "Saving checkpoint at epoch 1, step 9, global_step 20 to runs/x/epoch1-global_step20, in flight"
+    )
+    assert save_line(FAILED).endswith("failed: no space")
+    assert save_line(SaveEvent("removed", FOLDER)) == "Removed checkpoint runs/x/epoch1-global_step20"
+    assert save_line(SaveEvent("removed", FOLDER, error="busy")).endswith("epoch1-global_step20: busy")
 
 
 def test_time_left_is_days_and_a_clock() -> None:

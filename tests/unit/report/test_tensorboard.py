@@ -7,7 +7,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
 from tensorboard.compat.proto.event_pb2 import Event
 
-from osora_cli.report.base import RunStart, SaveEvent
+from osora_cli.checkpoint.counters import Counters
+from osora_cli.checkpoint.events import SaveEvent
+from osora_cli.report.base import RunStart
 from osora_cli.report.tensorboard import TensorBoardScalars, cut_back
 
 
@@ -110,8 +112,10 @@ def test_saves_are_scalars_at_their_own_update(tmp_path: Path) -> None:
     observer = TensorBoardScalars()
     observer.on_start(RunStart(tmp_path))
     observer.on_log({"step": 7, "loss": 1.0})
-    observer.on_save(SaveEvent("submitted", 0, 5, 5, "d"))
-    observer.on_save(SaveEvent("committed", 0, 5, 5, "d", bytes=10, seconds=2.0, stall=0.25))
+    counters = Counters(epoch=0, step=10, global_step=10, batch_size=1, actual_update_step=5)
+    observer.on_save(SaveEvent("submitted", Path("d"), counters))
+    observer.on_save(SaveEvent("committed", Path("d"), counters, bytes=10, seconds=2.0, stall_seconds=0.25))
+    observer.on_save(SaveEvent("removed", Path("e")))
     observer.close()
     assert read(tmp_path, "save/stall") == [(5, 0.25)]
     assert read(tmp_path, "save/bytes") == [(5, 10.0)]

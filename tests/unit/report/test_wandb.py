@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from osora_cli.checkpoint.counters import Counters
+from osora_cli.checkpoint.events import SaveEvent
 from osora_cli.errors import SetupError
-from osora_cli.report.base import RunStart, SaveEvent
+from osora_cli.report.base import RunStart
 from osora_cli.report.wandb import WandbReport
 
 
@@ -55,7 +57,7 @@ def test_a_resumed_run_keeps_its_id(tmp_path: Path, runs: list[FakeRun]) -> None
         report = WandbReport("project")
         report.on_start(RunStart(tmp_path, start_update=start, config={"lr": 1e-4}))
         report.on_log({"step": start + 1, "loss": 0.5, "samples": [1], "epoch": 0, "ok": True})
-        report.on_save(SaveEvent("committed", 0, 1, 1, "d", stall=0.1))
+        report.on_save(SaveEvent("committed", Path("d"), Counters(0, 1, 1, 1, 1), stall_seconds=0.1))
         report.close()
         report.close()
     assert runs[0].options["id"] == runs[1].options["id"] == (tmp_path / "wandb_id.txt").read_text().strip()
