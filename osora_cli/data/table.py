@@ -126,7 +126,13 @@ class ClipTable:
 
     def missing_files(self) -> list[int]:
         """Rows whose file is in none of the places where it is looked for, in order."""
-        return [row for row in range(len(self)) if not any(place.exists() for place in self.tried(row))]
+        folders = ["", os.fspath(self.source.parent), *([] if self.root is None else [os.fspath(self.root)])]
+        exists, join = os.path.exists, os.path.join
+        return [
+            row
+            for row, path in enumerate(self.path.to_pylist())
+            if not any(exists(join(folder, path)) for folder in folders)
+        ]
 
     def missing_files_error(self, rows: Sequence[int]) -> DataError:
         """What to say about rows that `missing_files` found."""

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,7 @@ from osora_cli.errors import DataError
 
 DELIMITERS = (",", ";", "\t", "|")
 _DELIMITER_NAMES = {"\t": "tab"}
-_CHUNK = 50_000
+_CHUNK = 10_000
 
 
 @dataclass
@@ -97,25 +98,40 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 def _read_csv(source: Path, columns: Collection[str] | None) -> TextTable:
     delimiter = _delimiter(source)
-    records = _records(source, delimiter)
-    line, names = next(records, (1, []))
+    line, names = next(_records(source, delimiter), (1, []))
     if not names:
         raise DataError(f"table `{source}` is empty: it has no header")
     _check_header(source, names, where=f"{source}:{line}")
     chosen = [(place, name) for place, name in enumerate(names) if columns is None or name in columns]
     parts: dict[str, list[pa.Array]] = {name: [] for _, name in chosen}
     num_rows = 0
-    while chunk := list(islice(records, _CHUNK)):
-        _check_rows(source, names, chunk, delimiter)
+    for chunk in _chunks(source, delimiter, names):
         num_rows += len(chunk)
         for place, name in chosen:
-            parts[name].append(pa.array([record[place] for _, record in chunk], pa.large_string()))
+            parts[name].append(pa.array([record[place] for record in chunk], pa.large_string()))
     arrays = {name: pa.concat_arrays(part) if part else pa.array([], pa.large_string()) for name, part in parts.items()}
     notes = []
     if delimiter != ",":
         shown = _DELIMITER_NAMES.get(delimiter, f"`{delimiter}`")
         notes.append(f"the columns of `{source}` are separated by {shown}, not by commas")
     return TextTable(source, names, arrays, num_rows, notes, delimiter)
+
+
+def _chunks(source: Path, delimiter: str, names: list[str]) -> Iterator[list[list[str]]]:
+    """Rows after the header, many at a time. At the first fault the file is gone through again for its line."""
+    sizes = {len(names)}
+    try:
+        if _holds_zero_bytes(source):
+            _raise_first_fault(source, delimiter, names)
+        with open(source, encoding="utf-8-sig", newline="") as file:
+            records = filter(None, csv.reader(file, delimiter=delimiter, strict=True))
+            next(records)
+            while chunk := list(islice(records, _CHUNK)):
+                if set(map(len, chunk)) != sizes or names in chunk:
+                    _raise_first_fault(source, delimiter, names)
+                yield chunk
+    except (csv.Error, UnicodeDecodeError, OSError):
+        _raise_first_fault(source, delimiter, names)
 
 
 def _records(source: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -164,18 +180,29 @@ def _check_header(source: Path, names: list[str], where: str) -> None:
         raise DataError(f"column names used more than once: {', '.join(f'`{name}`' for name in twice)}", where=where)
 
 
-def _check_rows(source: Path, names: list[str], chunk: list[tuple[int, list[str]]], delimiter: str) -> None:
+def _holds_zero_bytes(source: Path) -> bool:
+    with open(source, "rb") as file:
+        return any(b"\0" in block for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _raise_first_fault(source: Path, delimiter: str, names: list[str]) -> NoReturn:
     expected = len(names)
-    for line, record in chunk:
+    records = _records(source, delimiter)
+    next(records)
+    for line, record in records:
+        where = f"{source}:{line}"
         if len(record) != expected:
-            more = "an unquoted comma in a caption does this" if len(record) > expected and delimiter == "," else None
+            more = len(record) > expected and delimiter == ","
             raise DataError(
                 f"the row has {len(record)} fields, the header {expected}",
-                where=f"{source}:{line}",
-                hint=f"put fields with `{delimiter}` in them into quotes" + (f" ({more})" if more else ""),
+                where=where,
+                hint="fields with commas in them stand in quotes" if more else "every row has as many fields as the header",
             )
         if record == names:
-            raise DataError("the header stands again among the rows", where=f"{source}:{line}", hint="remove the line")
+            raise DataError("the header stands again among the rows", where=where, hint="remove the line")
+        if any("\0" in cell for cell in record):
+            raise DataError("the row holds a zero byte", where=where)
+    raise DataError(f"table `{source}` changed while it was read")
 
 
 def _not_utf8(source: Path) -> DataError:
