@@ -8,33 +8,38 @@ from typing import Any
 
 from osora_cli.config.schema import TrainConfig
 from osora_cli.data.loader import ClipBatch, make_loader
-from osora_cli.data.sampler import BucketSampler, EpochPlan
+from osora_cli.data.plan import EpochPlan
+from osora_cli.data.sampler import BucketSampler, Position
 from osora_cli.data.table import ClipTable
 
 
 @dataclass
 class TableFeed:
-    """Batches of a `video_text` table. The plan of the epoch at hand is kept: it costs a pass over the table."""
+    """Batches of a `video_text` table.
+
+    Attributes:
+        start: where the run goes on: in its epoch the plan begins at that micro-batch, counted over all ranks, so
+            that another number of ranks neither repeats nor loses a sample.
+    """
 
     table: ClipTable
     sampler: BucketSampler
     config: TrainConfig
     pin_memory: bool
-    _plan: tuple[int, EpochPlan] | None = None
+    start: Position = Position(0, 0)
 
-    def plan(self, epoch: int) -> EpochPlan:
-        if self._plan is None or self._plan[0] != epoch:
-            self._plan = (epoch, self.sampler.epoch_batches(epoch))
-        return self._plan[1]
+    @property
+    def start_step(self) -> int:
+        """Micro-batches of this rank that are done in the first epoch."""
+        return self.start.start // self.sampler.num_replicas
 
     def steps(self, epoch: int) -> int:
-        return len(self.plan(epoch))
+        return self._done_before(epoch) + len(self._plan(epoch))
 
     def batches(self, epoch: int, step: int) -> Iterator[ClipBatch]:
-        plan = self.plan(epoch)
         return make_loader(
             self.table,
-            [plan[i] for i in range(step, len(plan))],
+            self._plan(epoch)[step - self._done_before(epoch) :],
             seed=self.config.seed,
             epoch=epoch,
             num_workers=self.config.num_workers,
@@ -46,4 +51,13 @@ class TableFeed:
         )
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
-        return {**self.sampler.state(epoch, step), "table_digest": self.table.digest}
+        return self.sampler.state(epoch, step - self._done_before(epoch), self._first(epoch))
+
+    def _plan(self, epoch: int) -> EpochPlan:
+        return self.sampler.epoch_batches(epoch, self._first(epoch))
+
+    def _first(self, epoch: int) -> int:
+        return self.start.start if epoch == self.start.epoch else 0
+
+    def _done_before(self, epoch: int) -> int:
+        return self.start_step if epoch == self.start.epoch else 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from osora_cli import __version__
-from osora_cli.checkpoint.layout import parse_name
+from osora_cli.checkpoint.layout import checkpoint_folders, parse_folder_name
 from osora_cli.checkpoint.resolve import Resolved, newest_verified, resolve_load
 from osora_cli.errors import SetupError, UsageError
 
@@ -106,14 +106,10 @@ def set_aside_later(folder: Path, start: Path) -> list[str]:
 
     Nothing is deleted: they go to `RUN/set-aside-TIME/`. Returns their names.
     """
-    started = parse_name(start.name)
+    started = parse_folder_name(start.name)
     if started is None:
         return []
-    later = [
-        p
-        for p in sorted(folder.iterdir())
-        if p.is_dir() and (n := parse_name(p.name)) is not None and n.update > started.update
-    ]
+    later = [p for p in checkpoint_folders(folder) if (n := parse_folder_name(p.name)) and n[1] > started[1]]
     if later:
         aside = folder / time.strftime("set-aside-%Y%m%d-%H%M%S")
         aside.mkdir(exist_ok=True)

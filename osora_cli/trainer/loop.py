@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +55,7 @@ class Trainer:
     state: RunState
     feed: Feed
     store: CheckpointStore
-    observers: Sequence[Observer]
+    observer: Observer
     provenance: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
 
@@ -142,13 +142,11 @@ class Trainer:
 
     def _report(self, meter: Meter, results: dict[str, UpdateResult], update: int) -> None:
         head = {"step": self.progress.update, "epoch": self.progress.epoch, "lr": self.state.task.learning_rate(update)}
-        for observer in self.observers:
-            observer.on_update(head)
+        self.observer.on_update(head)
         if self.progress.update % self.settings.log_every:
             return
         record = {**head, **meter.read(self.engine, results), **self._skips()}
-        for observer in self.observers:
-            observer.on_log(record)
+        self.observer.on_log(record)
         self._stop_if_stuck()
 
     def _skips(self) -> dict[str, int]:
@@ -179,7 +177,7 @@ class Trainer:
     def _poll(self) -> None:
         self._guard_save(self.store.poll)
 
-    def _guard_save(self, act: Any) -> None:
+    def _guard_save(self, act: Callable[[], None]) -> None:
         """A failed save ends the run, or with `on_save_error: continue` is told and passed over."""
         try:
             act()
@@ -209,5 +207,4 @@ class Trainer:
             self._event("warning", f"clip of row {row} could not be read and was replaced: {reason}")
 
     def _event(self, kind: str, text: str) -> None:
-        for observer in self.observers:
-            observer.on_event(kind, text, {})
+        self.observer.on_event(kind, text, {})

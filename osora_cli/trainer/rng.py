@@ -17,7 +17,7 @@ import torch
 def seed_everything(seed: int) -> None:
     """Seed the generators of Python, numpy and torch (all devices)."""
     random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the global state is what libraries use
+    np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from osora_cli.checkpoint.contents import Counters
+from osora_cli.checkpoint.counters import Counters
 
 
 @dataclass

@@ -1,0 +1,306 @@
+"""Training a video autoencoder: from a config to a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from osora_cli.app.feed import TableFeed
+from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
+from osora_cli.app.vae_input import VaeInput, check_vae_input
+from osora_cli.checkpoint.layout import checkpoint_folders
+from osora_cli.checkpoint.reader import CheckpointReader
+from osora_cli.checkpoint.store import CheckpointStore
+from osora_cli.config.freeze import to_plain, write_config
+from osora_cli.config.schema import TrainConfig, TrainVaeConfig
+from osora_cli.config.values import effective_lr, effective_warmup_steps
+from osora_cli.data.sampler import Position
+from osora_cli.engine.base import Engine, OptimSettings
+from osora_cli.engine.native import make_engine
+from osora_cli.errors import UsageError
+from osora_cli.model.build import build_model
+from osora_cli.model.dc_ae.settings import clip_lengths
+from osora_cli.report.base import ObserverGroup, RunStart
+from osora_cli.report.console import ConsoleReport, LogFile
+from osora_cli.report.jsonl import MetricsFile
+from osora_cli.report.tensorboard import TensorBoardScalars
+from osora_cli.report.wandb import WandbReport
+from osora_cli.trainer.ema import Ema
+from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
+from osora_cli.trainer.rng import seed_everything
+from osora_cli.trainer.saving import RunState, SaveRelay
+from osora_cli.trainer.schedule import Schedule
+from osora_cli.trainer.state import Progress
+from osora_cli.trainer.vae import VaeTask, VaeTaskSettings
+
+SCHEMA_VERSION = 1
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a training ended.
+
+    Attributes:
+        run: the run's folder.
+        steps: optimizer updates done in all.
+        last_loss: loss of the last update; None if this call made none.
+        checkpoint: the newest checkpoint of the run.
+        seconds: time spent in the training loop.
+    """
+
+    run: Path
+    steps: int
+    last_loss: float | None
+    checkpoint: Path | None
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "run": str(self.run),
+            "steps": self.steps,
+            "last_loss": self.last_loss,
+            "checkpoint": str(self.checkpoint) if self.checkpoint else None,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def train_vae(
+    config: TrainVaeConfig,
+    *,
+    config_name: str,
+    resume_auto: bool = False,
+    load: Sequence[str] | None = None,
+    quiet: bool = False,
+    json_mode: bool = False,
+) -> TrainResult:
+    """Train an autoencoder from its start, or go on from the checkpoint that `load` names.
+
+    Whatever can be wrong with the input is found before a folder is made and before the model is built.
+
+    Args:
+        resume_auto: go on if the run exists and has a checkpoint that verifies, else start.
+        quiet, json_mode: only warnings and errors are said.
+
+    Raises:
+        OsoraError: with the exit code of its kind.
+    """
+    checked = check_vae_input(config)
+    if load is None:
+        load = [config.load] if isinstance(config.load, str) else (config.load or [])
+    plan = plan_run(
+        outputs=config.outputs,
+        exp_name=config.exp_name,
+        command="train vae",
+        config_name=config_name,
+        load=load,
+        resume_auto=resume_auto,
+    )
+    return run_vae(config, checked, plan, quiet=quiet or json_mode)
+
+
+def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: bool) -> TrainResult:
+    """Train in the planned folder. The input has been checked."""
+    reader = CheckpointReader(plan.start) if plan.start else None
+    position = _position(config, checked, reader)
+    observer = _observers(config, quiet)
+    store: CheckpointStore | None = None
+    try:
+        seed_everything(config.seed)
+        engine = make_engine(
+            engine=config.engine,
+            plugin=config.plugin,
+            dtype=config.dtype,
+            device=config.device,
+            deterministic=config.deterministic,
+        )
+        state = _build(config, checked, engine, reader)
+        plan.notes += [*checked.notes, *state.task.notes(), *_engine_notes(config, engine)]
+        progress = Progress()
+        if reader is not None:
+            progress = Progress.of(reader.counters)
+            plan.notes += state.load(reader)
+        feed = TableFeed(checked.table, checked.sampler, config, engine.device.type == "cuda", position)
+        progress.epoch, progress.step = position.epoch, feed.start_step
+        store = _store(config, plan, state, observer)
+        _open_folder(config, plan, progress, observer)
+        trainer = Trainer(
+            settings=_loop_settings(config),
+            engine=engine,
+            state=state,
+            feed=feed,
+            store=store,
+            observer=observer,
+            provenance=_provenance(config, checked, engine, plan),
+            progress=progress,
+        )
+        outcome = trainer.run()
+    finally:
+        if store is not None:
+            store.close()
+        observer.close()
+    return _result(plan, outcome)
+
+
+def _position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader | None) -> Position:
+    """Where in the data the run begins: as told, as the checkpoint says, or at the start."""
+    told = config.start_epoch is not None or config.start_step is not None
+    if told:
+        if reader is None:
+            raise UsageError(
+                "`start_epoch` and `start_step` say where to go on, and no checkpoint is loaded",
+                hint="give one with `--load CKPT`",
+            )
+        return Position(config.start_epoch or 0, (config.start_step or 0) * checked.sampler.num_replicas)
+    if reader is None:
+        return Position(0, 0)
+    state = reader.small("sampler")
+    if state is None:
+        counters = reader.counters
+        state = {
+            "seed": config.seed,
+            "epoch": counters.epoch,
+            "last_micro_batch_access_index": counters.step * checked.sampler.num_replicas,
+        }
+    return checked.sampler.resume(state)
+
+
+def _build(config: TrainVaeConfig, checked: VaeInput, engine: Engine, reader: CheckpointReader | None) -> RunState:
+    """The network with its optimizer, the task and the average of weights."""
+    # A checkpoint wins over `from_pretrained`: what it would load is overwritten at once.
+    section = config.model if reader is None else config.model.model_copy(update={"from_pretrained": None})
+    module = build_model(section, device="cpu", seed=config.seed)
+    if config.grad_checkpoint:
+        module.enable_grad_checkpoint()
+    lr = effective_lr(config)
+    optim = OptimSettings(lr, config.optim.betas, config.optim.eps, config.optim.weight_decay)
+    network = engine.prepare(module, optim)
+    losses = config.vae_loss_config
+    task = VaeTask(
+        network,
+        engine,
+        _schedule(config, checked, lr, reader),
+        VaeTaskSettings(
+            perceptual_weight=losses.perceptual_loss_weight,
+            kl_weight=losses.kl_loss_weight,
+            logvar=losses.logvar_init,
+            grad_clip=config.grad_clip,
+            mixed_strategy=config.mixed_strategy,
+            mixed_image_ratio=config.mixed_image_ratio,
+            lengths=lambda most: clip_lengths(config.model, most),
+        ),
+        perceptual=checked.perceptual(engine.device) if checked.perceptual else None,
+    )
+    ema = None if config.ema_decay is None else Ema(network.master_shards(), config.ema_decay)
+    return RunState(task, ema, config.save_master_weights)
+
+
+def _schedule(config: TrainConfig, checked: VaeInput, lr: float, reader: CheckpointReader | None) -> Schedule:
+    """The config's learning rate. The warm-up goes on as it was begun, unless `update_warmup_steps` says otherwise."""
+    warmup, initial = effective_warmup_steps(config), config.lr_scheduler.initial_lr
+    begun = reader.small("lr_scheduler") if reader is not None else None
+    if begun is not None and not config.update_warmup_steps:
+        kept = (int(begun.get("warmup_steps", warmup)), float(begun.get("initial_lr", initial)))
+        if kept != (warmup, initial):
+            checked.notes.append(
+                f"the warm-up goes on as the checkpoint has it: {kept[0]} updates from {kept[1]:g} "
+                "(`--update-warmup-steps` takes the config's)"
+            )
+        warmup, initial = kept
+    if begun is not None and begun.get("base_lrs") not in (None, [lr]):
+        checked.notes.append(f"learning rate: {lr:g}, in the checkpoint {begun['base_lrs'][0]:g}")
+    total = _total_updates(config, checked)
+    return Schedule(lr, warmup, initial, config.lr_scheduler.use_cosine_scheduler, total)
+
+
+def _total_updates(config: TrainConfig, checked: VaeInput) -> int:
+    """Updates of the whole run; epochs are taken to be as long as the first one, where `max_steps` does not say."""
+    if config.max_steps is not None:
+        return config.max_steps
+    return config.epochs * len(checked.sampler.epoch_batches(0)) // config.accumulation_steps
+
+
+def _engine_notes(config: TrainConfig, engine: Engine) -> list[str]:
+    notes = [f"engine {engine.name} on {engine.device}, compute in {config.dtype}, parameters and optimizer in fp32"]
+    if engine.world_size == 1 and config.plugin != "none":
+        notes.append(f"plugin {config.plugin}: one process, so nothing is sharded")
+    return notes
+
+
+def _loop_settings(config: TrainConfig) -> LoopSettings:
+    sizes = {size for lengths in config.bucket_config.values() for _, size in lengths.values()}
+    return LoopSettings(
+        seed=config.seed,
+        epochs=config.epochs,
+        max_steps=config.max_steps,
+        accumulation=config.accumulation_steps,
+        log_every=config.log_every,
+        ckpt_every=config.ckpt_every,
+        max_nonfinite=config.max_nonfinite_steps,
+        on_save_error=config.on_save_error,
+        batch_size=sizes.pop() if len(sizes) == 1 else None,
+    )
+
+
+def _observers(config: TrainConfig, quiet: bool) -> ObserverGroup:
+    observers: list[Any] = [ConsoleReport(quiet), LogFile(), MetricsFile()]
+    if config.tensorboard:
+        observers.append(TensorBoardScalars())
+    if config.wandb:
+        observers.append(WandbReport(config.wandb_project))
+    return ObserverGroup(observers)
+
+
+def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: ObserverGroup) -> CheckpointStore:
+    return CheckpointStore(
+        plan.folder,
+        async_io=config.async_io,
+        backend=config.async_io_backend,
+        keep_n_latest=config.keep_n_latest,
+        buffer_bytes=int(config.async_io_buffer_gib * GIB),
+        protected=plan.start if plan.in_place else None,
+        on_event=SaveRelay(observer),
+    )
+
+
+def _open_folder(config: TrainConfig, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
+    """From here on the run's records change: config, what is newer than the start, metrics beyond it."""
+    if plan.in_place and plan.start is not None:
+        moved = set_aside_later(plan.folder, plan.start)
+        if moved:
+            plan.notes.append(f"newer checkpoints were set aside, not deleted: {', '.join(moved)}")
+    write_config(config, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
+    total = config.max_steps
+    observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))
+    if plan.start is not None:
+        plan.notes.insert(0, f"going on from {plan.start}: epoch {progress.epoch}, update {progress.update}")
+    for note in plan.notes:
+        observer.on_event("note", note, {})
+
+
+def _provenance(config: TrainConfig, checked: VaeInput, engine: Engine, plan: RunPlan) -> dict[str, Any]:
+    return {
+        "engine": engine.name,
+        "plugin": config.plugin,
+        "dtype": config.dtype,
+        "run_id": plan.info.run_id,
+        "command": plan.info.command,
+        "table_digest": checked.table.digest,
+        "bucket_digest": checked.sampler.bucket_digest,
+        "seed": config.seed,
+        "resumed_from": plan.start.name if plan.start else None,
+    }
+
+
+def _result(plan: RunPlan, outcome: Outcome) -> TrainResult:
+    folders = checkpoint_folders(plan.folder)
+    return TrainResult(
+        run=plan.folder,
+        steps=outcome.progress.update,
+        last_loss=outcome.last_loss,
+        checkpoint=folders[-1] if folders else None,
+        seconds=outcome.seconds,
+    )
