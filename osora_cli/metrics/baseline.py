@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from math import ceil, floor, prod, sqrt
 
 import torch
+import torch.nn.functional as F
 
 from osora_cli.metrics.clips import as_clips, check_range
-from osora_cli.metrics.psnr import psnr, psnr_from_mse
+from osora_cli.metrics.psnr import psnr_from_mse
 
 Grid = tuple[int, int, int]
 
@@ -53,45 +54,50 @@ def constant_colour_psnr(video: torch.Tensor, data_range: float) -> torch.Tensor
     return psnr_from_mse((clips - mean).square().mean((1, 2, 3, 4)), data_range)
 
 
-def _cells(length: int, count: int, device: torch.device) -> torch.Tensor:
-    """Which of `count` cells each of `length` places falls into: `[length]`, cells equal to within one place."""
-    return torch.arange(length, device=device) * count // length
+def _cells(length: int, count: int) -> torch.Tensor:
+    """Which of `count` cells each of `length` places falls into: place i into `floor(i * count / length)`."""
+    return torch.arange(length) * count // length
 
 
-def _mean_along(video: torch.Tensor, axis: int, cell: torch.Tensor, count: int) -> torch.Tensor:
-    shape = list(video.shape)
-    shape[axis] = count
-    sums = video.new_zeros(shape).index_add_(axis, cell, video)
-    sizes = torch.bincount(cell, minlength=count).to(video.dtype)
-    return sums / sizes.view([-1 if i == axis else 1 for i in range(video.dim())])
+def _adder(length: int, count: int, device: torch.device) -> torch.Tensor:
+    """`[count, length]` float64 of ones and zeros: times a column of places it sums each cell."""
+    return F.one_hot(_cells(length, count), count).T.to(device, torch.float64)
 
 
-def block_means(video: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Replace each box of a grid by its mean colour.
+def block_mean_mse(video: torch.Tensor, grid: Grid) -> torch.Tensor:
+    """Mean squared error of each clip when each box of a grid is drawn in its mean colour.
 
-    Place i of n falls into cell `floor(i * cells / n)`, so boxes tile the clip at any size; the mean over a box is the
-    constant with the least squared error there.
+    Place i of n on an axis falls into cell `floor(i * cells / n)`, so boxes tile the clip at any size. The mean over a
+    box is the constant with the least squared error there, and that error is the mean square less the squared mean.
 
     Args:
         video: `[B, C, T, H, W]` or `[T, C, H, W]` float.
         grid: boxes along time, height and width, each from 1 to the length of its axis.
 
     Returns:
-        `[B, C, T, H, W]` float64.
+        `[B]` float64.
 
     Raises:
         ValueError: the grid has more boxes on an axis than places, or none.
     """
-    out = as_clips(video).double()
-    if any(not 1 <= cells <= length for cells, length in zip(grid, out.shape[2:], strict=True)):
-        raise ValueError(f"grid {grid} does not fit a clip of {tuple(out.shape[2:])} (frames, rows, columns)")
-    # A box is a product of intervals, so its mean is the mean of means along one axis after the other.
-    cells = {axis: _cells(out.shape[axis], count, out.device) for axis, count in enumerate(grid, start=2)}
-    for axis, count in enumerate(grid, start=2):
-        out = _mean_along(out, axis, cells[axis], count)
-    for axis, cell in cells.items():
-        out = out.index_select(axis, cell)
-    return out
+    clips = as_clips(video)
+    batch, channels, frames, height, width = clips.shape
+    if any(not 1 <= cells <= length for cells, length in zip(grid, clips.shape[2:], strict=True)):
+        raise ValueError(f"grid {grid} does not fit a clip of {(frames, height, width)} (frames, rows, columns)")
+    rows, columns = _adder(height, grid[1], clips.device), _adder(width, grid[2], clips.device).T
+    sums = torch.zeros((grid[0], batch, channels, grid[1], grid[2]), dtype=torch.float64, device=clips.device)
+    squares = torch.zeros(batch, dtype=torch.float64, device=clips.device)
+    cell_of_frame = _cells(frames, grid[0])
+    for t, cell in enumerate(cell_of_frame.tolist()):
+        # Frame by frame, so that there is no float64 copy of the clip.
+        frame = clips[:, :, t].double()
+        squares += frame.square().sum((1, 2, 3))
+        sums[cell] += rows @ frame @ columns
+    lengths = torch.bincount(cell_of_frame, minlength=grid[0]).to(sums).view(-1, 1, 1, 1, 1)
+    sizes = lengths * torch.outer(rows.sum(1), columns.sum(0))
+    rest = squares - (sums.square() / sizes).sum((0, 2, 3, 4))
+    # What is left of a difference of equal numbers is rounding.
+    return torch.where(rest > 1e-12 * squares, rest, 0) / clips[0].numel()
 
 
 def _squarest(height: int, width: int, wanted: float) -> tuple[int, int]:
@@ -148,7 +154,7 @@ def block_mean_psnr(video: torch.Tensor, latent_shape: Sequence[int], data_range
     boxes = prod(latent_shape) / clips.shape[1]
     best: list[BlockMeans] = []
     for grid in block_grids(clips.shape[2:], boxes):
-        scores = psnr(clips.double(), block_means(clips, grid), data_range).tolist()
+        scores = psnr_from_mse(block_mean_mse(clips, grid), data_range).tolist()
         found = [BlockMeans(score, grid, clips.shape[1] * prod(grid)) for score in scores]
         best = [max(pair, key=lambda b: b.psnr) for pair in zip(best, found, strict=True)] if best else found
     return best

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from itertools import product
 from math import prod
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from osora_cli.metrics.baseline import block_grids, block_mean_psnr, block_means, constant_colour_psnr
+from osora_cli.metrics.baseline import block_grids, block_mean_mse, block_mean_psnr, constant_colour_psnr
 from osora_cli.metrics.psnr import psnr
 
 
@@ -28,27 +29,33 @@ def test_each_clip_has_its_own_colour() -> None:
 
 def test_blocks_that_divide_are_average_pooling_drawn_with_nearest() -> None:
     video = torch.rand(2, 3, 8, 12, 16)
-    pooled = F.avg_pool3d(video.double(), (4, 3, 2))
-    drawn = F.interpolate(pooled, scale_factor=(4, 3, 2), mode="nearest")
-    torch.testing.assert_close(block_means(video, (2, 4, 8)), drawn)
+    drawn = F.interpolate(F.avg_pool3d(video.double(), (4, 3, 2)), scale_factor=(4, 3, 2), mode="nearest")
+    expected = (video.double() - drawn).square().mean((1, 2, 3, 4))
+    torch.testing.assert_close(block_mean_mse(video, (2, 4, 8)), expected, atol=1e-12, rtol=1e-9)
 
 
-def test_blocks_that_do_not_divide_still_tile_the_clip() -> None:
-    video = torch.rand(1, 3, 5, 7, 11)
-    drawn = block_means(video, (2, 3, 4))
-    # Each box holds one colour, the mean of its places, so the mean over the clip is kept box by box.
-    assert len(torch.unique(drawn[0, 0])) == 2 * 3 * 4
-    torch.testing.assert_close(drawn.mean((2, 3, 4)), video.double().mean((2, 3, 4)))
-    assert torch.equal(block_means(video, (5, 7, 11)), video.double())
-    torch.testing.assert_close(
-        block_means(video, (1, 1, 1)), video.double().mean((2, 3, 4), keepdim=True).expand(video.shape)
-    )
+def drawn_box_by_box(video: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+    """The definition, with loops: place i of n falls into cell i * cells // n."""
+    out = video.double().clone()
+    cells = [[i * count // n for i in range(n)] for n, count in zip(video.shape[2:], grid, strict=True)]
+    for box in product(*(range(count) for count in grid)):
+        t, h, w = (torch.tensor([c == k for c in axis]).nonzero() for axis, k in zip(cells, box, strict=True))
+        place = (slice(None), slice(None), t[:, :, None], h[None, :, 0, None], w[None, None, :, 0])
+        out[place] = out[place].mean((2, 3, 4), keepdim=True)
+    return out
+
+
+@pytest.mark.parametrize("grid", [(2, 3, 4), (5, 7, 11), (1, 1, 1), (3, 1, 5)])
+def test_blocks_that_do_not_divide_still_tile_the_clip(grid: tuple[int, int, int]) -> None:
+    video = torch.rand(2, 3, 5, 7, 11)
+    expected = (video.double() - drawn_box_by_box(video, grid)).square().mean((1, 2, 3, 4))
+    torch.testing.assert_close(block_mean_mse(video, grid), expected, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("grid", [(0, 1, 1), (6, 1, 1), (1, 8, 1), (1, 1, 12)])
 def test_a_grid_that_does_not_fit_is_refused(grid: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="does not fit"):
-        block_means(torch.rand(1, 3, 5, 7, 11), grid)
+        block_mean_mse(torch.rand(1, 3, 5, 7, 11), grid)
 
 
 @pytest.mark.parametrize("size", [(16, 64, 64), (16, 64, 192), (16, 192, 64), (1, 64, 64), (7, 33, 50)])
