@@ -39,6 +39,11 @@ class Bucket(NamedTuple):
     width: int
     batch_size: int
 
+    @property
+    def pixels(self) -> int:
+        """Of a batch over all its frames: what the time of a step goes with."""
+        return self.batch_size * self.frames * self.height * self.width
+
 
 class LeftOut(IntEnum):
     """Why a clip is in no bucket."""

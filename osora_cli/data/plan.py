@@ -105,6 +105,22 @@ class EpochPlan(Sequence[Batch]):
     def epoch(self) -> int:
         return self.order.epoch
 
+    @property
+    def num_clips(self) -> int:
+        """Clips of all its batches."""
+        return int(self._batch_sizes.sum())
+
+    @property
+    def largest_batch_bytes(self) -> int:
+        """Bytes of the largest of its batches, as RGB in uint8."""
+        used = (self.order.buckets[i] for i in np.unique(self.order.bucket_ids).tolist())
+        return max((3 * bucket.pixels for bucket in used), default=0)
+
+    @property
+    def _batch_sizes(self) -> NDArray[np.int64]:
+        numbers = self.start + self.rank + np.arange(self.length) * self.num_replicas
+        return np.diff(self.order.offsets)[numbers % max(1, self.order.num_micro_batches)]
+
     def __len__(self) -> int:
         return self.length
 
@@ -166,7 +182,7 @@ def order_epoch(
         places = places[torch.randperm(len(places), generator=generator).numpy()]
     ids = np.array(order_of_buckets, dtype=np.int32)
     if balance_window > 1:
-        places = _balance(places, np.array([_cost(buckets[i]) for i in order_of_buckets]), balance_window)
+        places = _balance(places, np.array([buckets[i].pixels for i in order_of_buckets]), balance_window)
     sizes = np.array([buckets[i].batch_size for i in order_of_buckets], dtype=np.int64)
     bases = np.concatenate([[0], np.cumsum([len(part) for part in parts], dtype=np.int64)]).astype(np.int64)
     begins = bases[places] + _occurrence(places) * (sizes[places] if len(places) else 1)
@@ -199,11 +215,6 @@ def _occurrence(places: NDArray[np.intp]) -> NDArray[np.int64]:
     out = np.empty(len(places), dtype=np.int64)
     out[by_place] = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
     return out
-
-
-def _cost(bucket: Bucket) -> int:
-    """Pixels of a micro-batch over all its frames: what a step's time goes with."""
-    return bucket.batch_size * bucket.frames * bucket.height * bucket.width
 
 
 def _balance(places: NDArray[np.intp], costs: NDArray[np.int64], window: int) -> NDArray[np.intp]:

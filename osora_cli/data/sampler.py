@@ -10,6 +10,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from osora_cli.data.buckets import BucketTable
+from osora_cli.data.fps import frame_intervals
 from osora_cli.data.plan import Batch, EpochOrder, EpochPlan, order_epoch
 from osora_cli.errors import CheckpointError, UsageError
 
@@ -77,6 +78,7 @@ class BucketSampler:
         self._fps_max, self._shuffle, self._drop_last = fps_max, shuffle, drop_last
         self._balance_window = balance_window
         self._order: EpochOrder | None = None
+        self._ids: tuple[int, NDArray[np.int32]] | None = None
 
     @property
     def bucket_digest(self) -> str:
@@ -86,9 +88,33 @@ class BucketSampler:
         parts = (self.table.digest(), rate, self._shuffle, self._drop_last, self._balance_window)
         return xxhash.xxh3_128_hexdigest(repr(parts).encode())
 
+    @property
+    def areas(self) -> NDArray[np.int64]:
+        """Pixels of each row's frame."""
+        _, height, width, _ = self._columns
+        return height * width
+
+    @property
+    def used_frames(self) -> NDArray[np.int64]:
+        """Frames of each row at the rate it is used at."""
+        num_frames, _, _, fps = self._columns
+        return num_frames // frame_intervals(fps, self._fps_max)
+
     def bucket_ids(self, epoch: int) -> NDArray[np.int32]:
-        """Bucket of each row in this epoch, its place in `table.buckets`; -1: in none."""
-        return self.table.assign(*self._columns, fps_max=self._fps_max, seed=self.seed + epoch)
+        """Bucket of each row in this epoch, its place in `table.buckets`; -1: in none. The last answer is kept."""
+        if self._ids is None or self._ids[0] != epoch:
+            ids = self.table.assign(*self._columns, fps_max=self._fps_max, seed=self.seed + epoch)
+            self._ids = (epoch, ids)
+        return self._ids[1]
+
+    def left_out(self, epoch: int) -> NDArray[np.int8]:
+        """Why each row is in no bucket this epoch (`LeftOut`); 0 where it is in one."""
+        return self.table.left_out(self.bucket_ids(epoch), *self._columns, fps_max=self._fps_max)
+
+    def explain(self, row: int) -> str:
+        """A row's way past the buckets in words, see `BucketTable.explain`."""
+        num_frames, height, width, fps = (column[row] for column in self._columns)
+        return self.table.explain(int(num_frames), int(height), int(width), float(fps), fps_max=self._fps_max)
 
     def order(self, epoch: int) -> EpochOrder:
         """The epoch's order over all ranks. The last one asked for is kept: it costs a pass over the table."""
