@@ -7,9 +7,11 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from osora_cli.config.base import Float, Int, Section
+from osora_cli.errors import ConfigError
 
 NUM_AXES = 3  # frame, row and column: the three position ids of a token
 
+Grid = tuple[int, int, int]
 Size = Annotated[Int, Field(ge=1)]
 Count = Annotated[Int, Field(ge=0)]
 
@@ -69,7 +71,7 @@ class FluxConfig(Section):
     def _mlp_has_width(cls, value: float, info: ValidationInfo) -> float:
         hidden = info.data.get("hidden_size")
         if hidden is not None and int(hidden * value) < 1:
-            raise ValueError(f"mlp_ratio `{value}` leaves no channel of hidden_size `{hidden}` for the MLPs")
+            raise ValueError(f"`{value}` leaves no channel of hidden_size `{hidden}` for the MLPs")
         return value
 
     @field_validator("num_heads")
@@ -77,20 +79,20 @@ class FluxConfig(Section):
     def _heads_divide(cls, value: int, info: ValidationInfo) -> int:
         hidden = info.data.get("hidden_size")
         if hidden is not None and hidden % value:
-            raise ValueError(f"num_heads `{value}` does not divide hidden_size `{hidden}`")
+            raise ValueError(f"`{value}` does not divide hidden_size `{hidden}`")
         return value
 
     @field_validator("axes_dim")
     @classmethod
     def _axes_fill_a_head(cls, value: list[int], info: ValidationInfo) -> list[int]:
         if len(value) != NUM_AXES:
-            raise ValueError(f"axes_dim `{value}` has {len(value)} entries, {NUM_AXES} are needed: frame, row, column")
+            raise ValueError(f"`{value}` has {len(value)} entries, {NUM_AXES} are needed: frame, row, column")
         if any(dim < 2 or dim % 2 for dim in value):
-            raise ValueError(f"axes_dim `{value}` must be even numbers of at least 2: channels rotate in pairs")
+            raise ValueError(f"`{value}` must be even numbers of at least 2: channels rotate in pairs")
         hidden, heads = info.data.get("hidden_size"), info.data.get("num_heads")
         if hidden is not None and heads is not None and sum(value) != hidden // heads:
             raise ValueError(
-                f"axes_dim `{value}` add up to {sum(value)}, but a head has {hidden // heads} channels "
+                f"`{value}` add up to {sum(value)}, but a head has {hidden // heads} channels "
                 f"(hidden_size {hidden} / num_heads {heads})"
             )
         return value
@@ -101,7 +103,23 @@ class FluxConfig(Section):
         channels = info.data.get("in_channels")
         if channels is not None and channels % value**2:
             raise ValueError(
-                f"in_channels `{channels}` is no multiple of {value**2}, the latent pixels in a patch of "
-                f"{value} x {value}"
+                f"a patch of `{value}` x `{value}` has {value**2} latent pixels, and in_channels `{channels}` is no "
+                f"multiple of that"
             )
         return value
+
+
+def patch_grid(latent_size: tuple[int, int, int], patch_size: int) -> Grid:
+    """Tokens along frames, rows and columns of a latent of (T, H, W).
+
+    Raises:
+        ConfigError: rows or columns are no multiple of the patch.
+    """
+    frames, rows, columns = latent_size
+    if rows % patch_size or columns % patch_size:
+        raise ConfigError(
+            f"a latent of `{rows}` x `{columns}` cannot be cut into patches of {patch_size} x {patch_size}",
+            allowed=f"rows and columns that are multiples of {patch_size}",
+            hint=f"choose clip heights and widths that are multiples of {patch_size} times the autoencoder's ratio",
+        )
+    return frames, rows // patch_size, columns // patch_size

@@ -153,8 +153,9 @@ class MMDiT(nn.Module):
         for name, value in (("img", img), ("txt", txt)):
             if value.ndim != 3:
                 raise ValueError(f"{name} has {value.ndim} dimensions, 3 are needed: [batch, tokens, features]")
-        if self.config.cond_embed != (cond is not None):
-            given = "none was given" if cond is None else "one was given"
-            raise ValueError(f"cond_embed is {self.config.cond_embed} and cond tokens were expected to match; {given}")
+        if self.config.cond_embed and cond is None:
+            raise ValueError("cond_embed is True, but no cond was given")
+        if cond is not None and not self.config.cond_embed:
+            raise ValueError("cond was given, but cond_embed is False: the model would not see it")
         if self.config.guidance_embed and guidance is None:
-            raise ValueError("guidance_embed is True and no guidance was given")
+            raise ValueError("guidance_embed is True, but no guidance was given")

@@ -13,26 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from osora_cli.config.models.flux import NUM_AXES
-from osora_cli.errors import ConfigError
-
-Grid = tuple[int, int, int]
-
-
-def patch_grid(latent_size: tuple[int, int, int], patch_size: int) -> Grid:
-    """Tokens along frames, rows and columns of a latent of (T, H, W).
-
-    Raises:
-        ConfigError: rows or columns are no multiple of the patch.
-    """
-    frames, rows, columns = latent_size
-    if rows % patch_size or columns % patch_size:
-        raise ConfigError(
-            f"a latent of `{rows}` x `{columns}` cannot be cut into patches of {patch_size} x {patch_size}",
-            allowed=f"rows and columns that are multiples of {patch_size}",
-            hint=f"choose clip heights and widths that are multiples of {patch_size} times the autoencoder's ratio",
-        )
-    return frames, rows // patch_size, columns // patch_size
+from osora_cli.config.models.flux import NUM_AXES, Grid, patch_grid
 
 
 def pack(x_BCTHW: Tensor, patch_size: int) -> Tensor:

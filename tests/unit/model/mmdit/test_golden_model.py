@@ -10,9 +10,9 @@ from support.golden import assert_close, assert_keys, cases_of, fill_by_rule, lo
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from osora_cli.config.models.flux import FluxConfig
+from osora_cli.config.models.flux import FluxConfig, patch_grid
 from osora_cli.model.mmdit import MMDiT
-from osora_cli.model.mmdit.packing import image_ids, pack, patch_grid, text_ids
+from osora_cli.model.mmdit.packing import image_ids, pack, text_ids
 from osora_cli.model.mmdit.rope import RopeTable
 
 # Arguments of the reference's constructor that say where weights come from, not what the model is.

@@ -25,10 +25,11 @@ from support.golden import (
 )
 from torch import Tensor, nn
 
+from osora_cli.config.models.flux import patch_grid
 from osora_cli.model.mmdit.attention import RMSNorm, full_attention, rotate_and_attend
 from osora_cli.model.mmdit.blocks import DoubleStreamBlock, LastLayer, SingleStreamBlock
 from osora_cli.model.mmdit.embed import MLPEmbedder, timestep_embedding
-from osora_cli.model.mmdit.packing import image_ids, make_tokens, pack, patch_grid, unpack
+from osora_cli.model.mmdit.packing import image_ids, make_tokens, pack, unpack
 from osora_cli.model.mmdit.rope import RopeTable, apply_rope, rope_table
 
 ITEM = "mmdit_pieces"
