@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from math import ceil, floor, prod, sqrt
 
 import torch
-import torch.nn.functional as F
 
 from osora_cli.metrics.clips import as_clips, check_range
 from osora_cli.metrics.psnr import psnr_from_mse
@@ -22,6 +21,7 @@ Grid = tuple[int, int, int]
 
 _SLACK = 1e-9  # counts of boxes may be fractions, and their quotients a hair above a whole number
 _EXCESS = 1.05  # how many more boxes than wanted a grid may have
+_CACHED = 2**22  # elements taken to float64 at a time
 
 
 @dataclass(frozen=True)
@@ -54,50 +54,65 @@ def constant_colour_psnr(video: torch.Tensor, data_range: float) -> torch.Tensor
     return psnr_from_mse((clips - mean).square().mean((1, 2, 3, 4)), data_range)
 
 
-def _cells(length: int, count: int) -> torch.Tensor:
-    """Which of `count` cells each of `length` places falls into: place i into `floor(i * count / length)`."""
-    return torch.arange(length) * count // length
+def _edges(length: int, cells: int) -> list[int]:
+    """First place of each cell, and the end: place i is in cell `floor(i * cells / length)`."""
+    return [-(-cell * length // cells) for cell in range(cells + 1)]
 
 
-def _adder(length: int, count: int, device: torch.device) -> torch.Tensor:
-    """`[count, length]` float64 of ones and zeros: times a column of places it sums each cell."""
-    return F.one_hot(_cells(length, count), count).T.to(device, torch.float64)
+def _running(x: torch.Tensor, axis: int) -> torch.Tensor:
+    """Running sums along an axis, from 0: one longer than `x` there."""
+    start = torch.zeros_like(x.narrow(axis, 0, 1))
+    return torch.cat([start, x.cumsum(axis)], dim=axis)
 
 
-def block_mean_mse(video: torch.Tensor, grid: Grid) -> torch.Tensor:
-    """Mean squared error of each clip when each box of a grid is drawn in its mean colour.
+def _cell_sums(running: torch.Tensor, axis: int, cells: int) -> torch.Tensor:
+    """Sums over each cell of an axis from its running sums: the cost does not depend on the size of the cells."""
+    edges = torch.tensor(_edges(running.shape[axis] - 1, cells), device=running.device)
+    return running.index_select(axis, edges).diff(dim=axis)
+
+
+def block_mean_mse(video: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
+    """Mean squared error of each clip when each box of a grid is drawn in its mean colour, for several grids.
 
     Place i of n on an axis falls into cell `floor(i * cells / n)`, so boxes tile the clip at any size. The mean over a
     box is the constant with the least squared error there, and that error is the mean square less the squared mean.
 
     Args:
         video: `[B, C, T, H, W]` or `[T, C, H, W]` float.
-        grid: boxes along time, height and width, each from 1 to the length of its axis.
+        grids: boxes along time, height and width, each from 1 to the length of its axis.
 
     Returns:
-        `[B]` float64.
+        `[grids, B]` float64.
 
     Raises:
-        ValueError: the grid has more boxes on an axis than places, or none.
+        ValueError: a grid has more boxes on an axis than places, or none.
     """
     clips = as_clips(video)
     batch, channels, frames, height, width = clips.shape
-    if any(not 1 <= cells <= length for cells, length in zip(grid, clips.shape[2:], strict=True)):
-        raise ValueError(f"grid {grid} does not fit a clip of {(frames, height, width)} (frames, rows, columns)")
-    rows, columns = _adder(height, grid[1], clips.device), _adder(width, grid[2], clips.device).T
-    sums = torch.zeros((grid[0], batch, channels, grid[1], grid[2]), dtype=torch.float64, device=clips.device)
+    for grid in grids:
+        if any(not 1 <= cells <= length for cells, length in zip(grid, clips.shape[2:], strict=True)):
+            raise ValueError(f"grid {grid} does not fit a clip of {(frames, height, width)} (frames, rows, columns)")
     squares = torch.zeros(batch, dtype=torch.float64, device=clips.device)
-    cell_of_frame = _cells(frames, grid[0])
-    for t, cell in enumerate(cell_of_frame.tolist()):
-        # Frame by frame, so that there is no float64 copy of the clip.
-        frame = clips[:, :, t].double()
-        squares += frame.square().sum((1, 2, 3))
-        sums[cell] += rows @ frame @ columns
-    lengths = torch.bincount(cell_of_frame, minlength=grid[0]).to(sums).view(-1, 1, 1, 1, 1)
-    sizes = lengths * torch.outer(rows.sum(1), columns.sum(0))
-    rest = squares - (sums.square() / sizes).sum((0, 2, 3, 4))
-    # What is left of a difference of equal numbers is rounding.
-    return torch.where(rest > 1e-12 * squares, rest, 0) / clips[0].numel()
+    by_rows: list[list[torch.Tensor]] = [[] for _ in grids]
+    # A few frames at a time, so that there is no float64 copy of the clip.
+    for part in torch.split(clips, max(1, _CACHED // (batch * channels * height * width)), dim=2):
+        exact = part.double()
+        squares += exact.square().sum((1, 2, 3, 4))
+        along_columns = _running(exact, 4)
+        for found, (_, rows, columns) in zip(by_rows, grids, strict=True):
+            found.append(_cell_sums(_running(_cell_sums(along_columns, 4, columns), 3), 3, rows))
+    errors = []
+    for found, grid in zip(by_rows, grids, strict=True):
+        sums = _cell_sums(_running(torch.cat(found, dim=2), 2), 2, grid[0])
+        t, h, w = (
+            torch.tensor(_edges(length, cells), device=clips.device).diff().to(sums)
+            for length, cells in zip(clips.shape[2:], grid, strict=True)
+        )
+        sizes = t[:, None, None] * h[:, None] * w
+        rest = squares - (sums.square() / sizes).sum((1, 2, 3, 4))
+        # What is left of a difference of equal numbers is rounding.
+        errors.append(torch.where(rest > 1e-11 * squares, rest, 0) / clips[0].numel())
+    return torch.stack(errors)
 
 
 def _squarest(height: int, width: int, wanted: float) -> tuple[int, int]:
@@ -152,9 +167,9 @@ def block_mean_psnr(video: torch.Tensor, latent_shape: Sequence[int], data_range
     clips = as_clips(video)
     check_range(data_range)
     boxes = prod(latent_shape) / clips.shape[1]
-    best: list[BlockMeans] = []
-    for grid in block_grids(clips.shape[2:], boxes):
-        scores = psnr_from_mse(block_mean_mse(clips, grid), data_range).tolist()
-        found = [BlockMeans(score, grid, clips.shape[1] * prod(grid)) for score in scores]
-        best = [max(pair, key=lambda b: b.psnr) for pair in zip(best, found, strict=True)] if best else found
-    return best
+    grids = block_grids(clips.shape[2:], boxes)
+    errors, choice = block_mean_mse(clips, grids).min(dim=0)
+    return [
+        BlockMeans(score, grids[number], clips.shape[1] * prod(grids[number]))
+        for score, number in zip(psnr_from_mse(errors, data_range).tolist(), choice.tolist(), strict=True)
+    ]

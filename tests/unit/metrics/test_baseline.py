@@ -31,7 +31,7 @@ def test_blocks_that_divide_are_average_pooling_drawn_with_nearest() -> None:
     video = torch.rand(2, 3, 8, 12, 16)
     drawn = F.interpolate(F.avg_pool3d(video.double(), (4, 3, 2)), scale_factor=(4, 3, 2), mode="nearest")
     expected = (video.double() - drawn).square().mean((1, 2, 3, 4))
-    torch.testing.assert_close(block_mean_mse(video, (2, 4, 8)), expected, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(block_mean_mse(video, [(2, 4, 8)])[0], expected, atol=1e-12, rtol=1e-9)
 
 
 def drawn_box_by_box(video: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
@@ -49,13 +49,13 @@ def drawn_box_by_box(video: torch.Tensor, grid: tuple[int, int, int]) -> torch.T
 def test_blocks_that_do_not_divide_still_tile_the_clip(grid: tuple[int, int, int]) -> None:
     video = torch.rand(2, 3, 5, 7, 11)
     expected = (video.double() - drawn_box_by_box(video, grid)).square().mean((1, 2, 3, 4))
-    torch.testing.assert_close(block_mean_mse(video, grid), expected, atol=1e-12, rtol=1e-9)
+    torch.testing.assert_close(block_mean_mse(video, [grid])[0], expected, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("grid", [(0, 1, 1), (6, 1, 1), (1, 8, 1), (1, 1, 12)])
 def test_a_grid_that_does_not_fit_is_refused(grid: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="does not fit"):
-        block_mean_mse(torch.rand(1, 3, 5, 7, 11), grid)
+        block_mean_mse(torch.rand(1, 3, 5, 7, 11), [(1, 1, 1), grid])
 
 
 @pytest.mark.parametrize("size", [(16, 64, 64), (16, 64, 192), (16, 192, 64), (1, 64, 64), (7, 33, 50)])
