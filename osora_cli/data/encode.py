@@ -11,29 +11,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+class VideoWriter:
+    """Writes one video frame by frame, so that a long one need not be in memory. A context manager, or `close` it.
+
+    Args:
+        path: the file; its extension chooses the container (.mp4, .mov or .mkv).
+        size: height and width of every frame, from 1, odd ones too.
+        fps: frames per second; 23.976 and its like are written as the broadcast fraction they stand for.
+        lossless: keep every RGB value.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], size: tuple[int, int], fps: float | Fraction, lossless: bool = False
+    ) -> None:
+        self._size = size
+        height, width = size
+        even = height % 2 == 0 and width % 2 == 0
+        self._container: av.container.OutputContainer | None = av.open(os.fspath(Path(path).absolute()), "w")
+        self._stream = self._container.add_stream("libx264rgb" if lossless else "libx264", rate=_rate(fps))
+        self._stream.height, self._stream.width = height, width
+        self._stream.pix_fmt = "rgb24" if lossless else "yuv420p" if even else "yuv444p"
+        self._stream.options = {"crf": "0" if lossless else "12", "preset": "veryfast"}
+
+    def write(self, frames: NDArray[np.uint8]) -> None:
+        """Appends frames `[T, H, W, 3]` uint8 RGB."""
+        if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (*self._size, 3):
+            raise ValueError(f"frames must be uint8 {['T', *self._size, 3]}, got {frames.dtype} {list(frames.shape)}")
+        for picture in frames:
+            self._mux(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24"))
+
+    def close(self) -> None:
+        """Writes what the encoder still holds, and the file's end. May be called again."""
+        container, self._container = self._container, None
+        if container is not None:
+            with container:
+                container.mux(self._stream.encode(None))
+
+    def _mux(self, frame: av.VideoFrame) -> None:
+        if self._container is None:
+            raise ValueError("the video is closed")
+        self._container.mux(self._stream.encode(frame))
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def write_video(
     path: str | os.PathLike[str], frames: NDArray[np.uint8], fps: float | Fraction, lossless: bool = False
 ) -> None:
     """Writes frames `[T, H, W, 3]` uint8 RGB as one video of exactly that size and number of frames.
 
-    Args:
-        path: the file; its extension chooses the container (.mp4, .mov or .mkv).
-        frames: any height and width from 1, odd ones too.
-        fps: frames per second; 23.976 and its like are written as the broadcast fraction they stand for.
-        lossless: keep every RGB value.
+    Arguments as those of `VideoWriter`, with T >= 1.
     """
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or frames.shape[0] == 0:
         raise ValueError(f"frames must be uint8 [T, H, W, 3] with T >= 1, got {frames.dtype} {list(frames.shape)}")
-    height, width = frames.shape[1:3]
-    even = height % 2 == 0 and width % 2 == 0
-    with av.open(os.fspath(Path(path).absolute()), "w") as container:
-        stream = container.add_stream("libx264rgb" if lossless else "libx264", rate=_rate(fps))
-        stream.height, stream.width = height, width
-        stream.pix_fmt = "rgb24" if lossless else "yuv420p" if even else "yuv444p"
-        stream.options = {"crf": "0" if lossless else "12", "preset": "veryfast"}
-        for picture in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")))
-        container.mux(stream.encode(None))
+    with VideoWriter(path, (frames.shape[1], frames.shape[2]), fps, lossless) as writer:
+        writer.write(frames)
 
 
 def _rate(fps: float | Fraction) -> Fraction:

@@ -1,7 +1,7 @@
 """Media files in and out. This is the one module to import from; the parts have a file each."""
 
 from osora_cli.data.decode import read_frames
-from osora_cli.data.encode import write_video
+from osora_cli.data.encode import VideoWriter, write_video
 from osora_cli.data.media_types import STILL_EXTENSIONS, VIDEO_EXTENSIONS, MediaError, MediaInfo, is_still
 from osora_cli.data.probe import probe
 
@@ -10,6 +10,7 @@ __all__ = [
     "VIDEO_EXTENSIONS",
     "MediaError",
     "MediaInfo",
+    "VideoWriter",
     "is_still",
     "probe",
     "read_frames",
