@@ -9,7 +9,7 @@ from typing import Any
 
 from osora_cli.app.feed import TableFeed
 from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
-from osora_cli.app.vae_input import VaeInput, check_vae_input
+from osora_cli.app.vae_input import VaeInput, check_vae_input, clip_lengths
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.store import CheckpointStore
@@ -21,7 +21,6 @@ from osora_cli.engine.base import Engine, OptimSettings
 from osora_cli.engine.native import make_engine
 from osora_cli.errors import UsageError
 from osora_cli.model.build import build_model
-from osora_cli.model.dc_ae.settings import clip_lengths
 from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport, LogFile
 from osora_cli.report.jsonl import MetricsFile
@@ -30,7 +29,7 @@ from osora_cli.report.wandb import WandbReport
 from osora_cli.trainer.ema import Ema
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
 from osora_cli.trainer.rng import seed_everything
-from osora_cli.trainer.saving import RunState, SaveRelay
+from osora_cli.trainer.saving import RunState
 from osora_cli.trainer.schedule import Schedule
 from osora_cli.trainer.state import Progress
 from osora_cli.trainer.vae import VaeTask, VaeTaskSettings
@@ -108,6 +107,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
     position = _position(config, checked, reader)
     observer = _observers(config, quiet)
     store: CheckpointStore | None = None
+    feed: TableFeed | None = None
     try:
         seed_everything(config.seed)
         engine = make_engine(
@@ -123,7 +123,9 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         if reader is not None:
             progress = Progress.of(reader.counters)
             plan.notes += state.load(reader)
-        feed = TableFeed(checked.table, checked.sampler, config, engine.device.type == "cuda", position)
+        feed = TableFeed(
+            checked.table, checked.sampler, config, position, pin_memory=engine.device.type == "cuda"
+        )
         progress.epoch, progress.step = position.epoch, feed.start_step
         store = _store(config, plan, state, observer)
         _open_folder(config, plan, progress, observer)
@@ -139,6 +141,8 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         )
         outcome = trainer.run()
     finally:
+        if feed is not None:
+            feed.close()
         if store is not None:
             store.close()
         observer.close()
@@ -192,7 +196,7 @@ def _build(config: TrainVaeConfig, checked: VaeInput, engine: Engine, reader: Ch
             mixed_image_ratio=config.mixed_image_ratio,
             lengths=lambda most: clip_lengths(config.model, most),
         ),
-        perceptual=checked.perceptual(engine.device) if checked.perceptual else None,
+        perceptual=checked.make_perceptual(engine.device) if checked.make_perceptual else None,
     )
     ema = None if config.ema_decay is None else Ema(network.master_shards(), config.ema_decay)
     return RunState(task, ema, config.save_master_weights)
@@ -262,7 +266,7 @@ def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: Observ
         keep_n_latest=config.keep_n_latest,
         buffer_bytes=int(config.async_io_buffer_gib * GIB),
         protected=plan.start if plan.in_place else None,
-        on_event=SaveRelay(observer),
+        on_event=observer.on_save,
     )
 
 
@@ -272,7 +276,9 @@ def _open_folder(config: TrainConfig, plan: RunPlan, progress: Progress, observe
         moved = set_aside_later(plan.folder, plan.start)
         if moved:
             plan.notes.append(f"newer checkpoints were set aside, not deleted: {', '.join(moved)}")
-    write_config(config, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
+    # How this call was started is not the run's config: a later resume must not repeat it.
+    kept = config.model_copy(update={"load": None, "start_epoch": None, "start_step": None})
+    write_config(kept, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
     total = config.max_steps
     observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))
     if plan.start is not None:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
+from osora_cli.config.models.dc_ae import DcAeConfig, check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
-from osora_cli.data.check import bucket_report
+from osora_cli.data.check import sampler_report
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
-from osora_cli.errors import ConfigError, DataError
-from osora_cli.model.dc_ae.settings import check_clip, compression
+from osora_cli.errors import ConfigError
+from osora_cli.model.lpips_weights import load_lpips, locate_lpips
+from osora_cli.model.perceptual import LPIPS
+from osora_cli.tensors import DTYPES
+
+MakePerceptual = Callable[[torch.device], LPIPS]
 
 
 @dataclass(frozen=True)
 class VaeInput:
-    """The checked input: the table, its order over epochs, and what the user should be told."""
+    """The checked input: the table, its order over epochs, how LPIPS is made, and what the user should be told."""
 
     table: ClipTable
     sampler: BucketSampler
+    make_perceptual: MakePerceptual | None
     notes: list[str] = field(default_factory=list)
 
 
@@ -51,11 +60,39 @@ def check_vae_input(config: TrainVaeConfig) -> VaeInput:
         seed=config.seed,
         table_digest=table.digest,
     )
+    notes = [*table.notes, *_missing_files(table, config.dataset.max_bad_fraction)]
+    report = sampler_report(sampler)
+    report.require_batches()
+    return VaeInput(table, sampler, _perceptual(config), [*notes, report.summary()])
+
+
+def _missing_files(table: ClipTable, max_bad_fraction: float) -> list[str]:
+    """What to say of rows whose file is not there. More than the run may lose end it here, not in the middle."""
     missing = table.missing_files()
-    if missing:
-        raise table.missing_files_error(missing)
-    return VaeInput(table, sampler)
+    if not missing:
+        return []
+    error = table.missing_files_error(missing)
+    if len(missing) > max_bad_fraction * len(table):
+        raise error
+    return [str(error)]
 
 
-def _unused() -> DataError:
-    return bucket_report  # type: ignore[return-value]
+def clip_lengths(model: DcAeConfig, most: int) -> list[int]:
+    """The clip lengths from 1 to `most` that the network takes, ascending."""
+    _, spatial = compression(model)
+    lengths = []
+    for frames in range(1, most + 1):
+        try:
+            check_clip(model, frames, spatial, spatial)
+        except ConfigError:
+            continue
+        lengths.append(frames)
+    return lengths
+
+
+def _perceptual(config: TrainVaeConfig) -> MakePerceptual | None:
+    """How LPIPS is made, once its weights are known to be there; None where the loss does not want it."""
+    if config.vae_loss_config.perceptual_loss_weight == 0:
+        return None
+    weights = locate_lpips()
+    return lambda device: load_lpips(weights, device=device, compute_dtype=DTYPES[config.dtype])

@@ -15,7 +15,7 @@ class Feed(Protocol):
         """Micro-batches in an epoch; epochs may differ."""
 
     def batches(self, epoch: int, step: int) -> Iterator[ClipBatch]:
-        """The batches of an epoch from `step` on. Closing the iterator ends its workers."""
+        """The batches of an epoch from `step` on."""
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """The position for a checkpoint, in samples."""

@@ -62,6 +62,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
+        self._bad_rows: set[int] = set()
         self._skipped = torch.zeros((), device=self.engine.device)
         self._skipped_in_row = torch.zeros((), device=self.engine.device)
 
@@ -77,10 +78,9 @@ class Trainer:
     def _train(self, signals: Signals) -> None:
         meter, micro = Meter(), 0
         while not self._done(signals):
-            for batch, waited in self._epoch():
-                context = self._context(micro)
-                meter.add(batch, self.state.task.micro_step(batch, context), waited)
-                self._report_replaced(batch)
+            for batch in self._epoch():
+                meter.add(batch, self.state.task.micro_step(batch, self._context(micro)))
+                self._report_bad_clips(batch)
                 self.progress.step += 1
                 self.progress.global_step += 1
                 micro += 1
@@ -92,19 +92,10 @@ class Trainer:
         if micro:
             self._event("note", f"{micro} micro-batches were left over at the end, less than one update: not used")
 
-    def _epoch(self) -> Iterator[tuple[ClipBatch, float]]:
-        """The rest of the current epoch, each batch with the seconds waited for it; then the next epoch begins."""
+    def _epoch(self) -> Iterator[ClipBatch]:
+        """The rest of the current epoch; after it the next one begins."""
         if self.progress.step < self.feed.steps(self.progress.epoch):
-            batches = self.feed.batches(self.progress.epoch, self.progress.step)
-            try:
-                asked = time.perf_counter()
-                for batch in batches:
-                    yield batch, time.perf_counter() - asked
-                    asked = time.perf_counter()
-            finally:
-                close = getattr(batches, "close", None)
-                if close is not None:
-                    close()
+            yield from self.feed.batches(self.progress.epoch, self.progress.step)
         self.progress.epoch += 1
         self.progress.step = 0
 
@@ -150,7 +141,7 @@ class Trainer:
         self._stop_if_stuck()
 
     def _skips(self) -> dict[str, int]:
-        return {"skipped_updates": int(self._skipped.item())}
+        return {"skipped_updates": int(self._skipped.item()), "bad_clips": len(self._bad_rows)}
 
     def _stop_if_stuck(self) -> None:
         in_row = int(self._skipped_in_row.item())
@@ -202,9 +193,13 @@ class Trainer:
         meter, results = self._last
         return float(meter.read(self.engine, results)["loss"])
 
-    def _report_replaced(self, batch: ClipBatch) -> None:
-        for row, reason in batch.replaced:
-            self._event("warning", f"clip of row {row} could not be read and was replaced: {reason}")
+    def _report_bad_clips(self, batch: ClipBatch) -> None:
+        """Each clip once: a small table meets it again every epoch."""
+        for what, clips in (("could not be read, another was taken", batch.replaced), ("is short", batch.shortened)):
+            for row, reason in clips:
+                if row not in self._bad_rows:
+                    self._bad_rows.add(row)
+                    self._event("warning", f"the clip of row {row} {what}: {reason}")
 
     def _event(self, kind: str, text: str) -> None:
         self.observer.on_event(kind, text, {})

@@ -29,8 +29,8 @@ class Meter:
     _micro_batches: int = 0
     _started: float = field(default_factory=time.perf_counter)
 
-    def add(self, batch: ClipBatch, values: dict[str, torch.Tensor], data_wait: float) -> None:
-        self.data_wait += data_wait
+    def add(self, batch: ClipBatch, values: dict[str, torch.Tensor]) -> None:
+        self.data_wait += batch.wait_s
         self.rows += [int(r) for r in batch.rows]
         self.frames += batch.video.shape[0] * batch.video.shape[2]
         self._micro_batches += 1

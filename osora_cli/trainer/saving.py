@@ -8,10 +8,8 @@ from typing import Any
 import torch
 
 from osora_cli.checkpoint.contents import CheckpointContents
-from osora_cli.checkpoint.events import SaveEvent as StoreEvent
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.engine.base import Trained
-from osora_cli.report.base import Observer, SaveEvent
 from osora_cli.tensors import TensorShard
 from osora_cli.trainer import rng
 from osora_cli.trainer.ema import Ema
@@ -84,29 +82,3 @@ def _load_network(reader: CheckpointReader, name: str, network: Trained) -> list
     if dtypes <= {torch.float32}:
         return []
     return [f"the checkpoint holds no fp32 weights of `{name}`: the resume is approximate"]
-
-
-class SaveRelay:
-    """Passes on what the store tells of a save to the observers of the run."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __call__(self, event: StoreEvent) -> None:
-        if event.kind == "removed" or event.counters is None:
-            text = f"could not be removed: {event.error}" if event.error else "removed, as keep_n_latest says"
-            self._observer.on_event("warning" if event.error else "note", f"{event.path} {text}", {})
-            return
-        self._observer.on_save(
-            SaveEvent(
-                phase=event.kind,
-                epoch=event.counters.epoch,
-                step=event.counters.step,
-                global_step=event.counters.actual_update_step,
-                path=str(event.path),
-                bytes=event.bytes or None,
-                seconds=event.seconds,
-                stall=event.stall_seconds,
-                reason=event.error,
-            )
-        )
