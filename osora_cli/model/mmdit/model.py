@@ -119,7 +119,9 @@ class MMDiT(nn.Module):
         vec_BE = self.condition_vector(timesteps, y_vec, guidance)
         rope = self.rope(txt_ids, img_ids)
         img_BNE = self.run_blocks(img_BNE, txt_BLE, vec_BE, rope)
-        return self.final_layer(img_BNE, vec_BE)
+        # A tensor of its own: a Linear returns a view, and an in-place operation on a view of what a wrapped model
+        # returns would lose the hooks that FSDP2 puts on it.
+        return self.final_layer(img_BNE, vec_BE).clone()
 
     def condition_vector(self, timesteps_B: Tensor, y_vec_BP: Tensor, guidance_B: Tensor | None = None) -> Tensor:
         """What modulates all tokens of a sample: time, guidance if embedded, and pooled text, `[B, E]`."""

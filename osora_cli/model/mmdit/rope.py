@@ -12,17 +12,16 @@ in which channels make a pair, so weights trained for one are wrong for the othe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-# A plain dataclass on purpose: wrappers that cast or move the inputs of a block walk through tuples and lists, and
-# would round a table kept in one to the compute dtype.
-@dataclass(frozen=True)
 class RopeTable:
     """Cosine and sine of every token's rotation angles.
+
+    A plain class on purpose: FSDP2 casts the tensors among a block's arguments to the compute dtype, and looks for
+    them in tuples, dicts and dataclasses, too.
 
     Attributes:
         cos_BLK: fp32 cosines, the axes' angles one after the other.
@@ -30,9 +29,12 @@ class RopeTable:
         interleaved: which channels make a pair, see above.
     """
 
-    cos_BLK: Tensor
-    sin_BLK: Tensor
-    interleaved: bool
+    __slots__ = ("cos_BLK", "interleaved", "sin_BLK")
+
+    def __init__(self, cos_BLK: Tensor, sin_BLK: Tensor, *, interleaved: bool) -> None:
+        self.cos_BLK = cos_BLK
+        self.sin_BLK = sin_BLK
+        self.interleaved = interleaved
 
 
 def rope_table(ids_BLA: Tensor, axes_dim: Sequence[int], theta: float, *, interleaved: bool) -> RopeTable:
@@ -51,7 +53,7 @@ def rope_table(ids_BLA: Tensor, axes_dim: Sequence[int], theta: float, *, interl
         # Products, no einsum or matmul: autocast would run those in half precision.
         angles.append(ids_BLA[..., axis, None].to(dtype) * theta**-exponent_K)
     angles_BLK = torch.cat(angles, dim=-1)
-    return RopeTable(angles_BLK.cos().float(), angles_BLK.sin().float(), interleaved)
+    return RopeTable(angles_BLK.cos().float(), angles_BLK.sin().float(), interleaved=interleaved)
 
 
 def apply_rope(x_BLHD: Tensor, table: RopeTable) -> Tensor:
