@@ -1,0 +1,131 @@
+"""A run that was stopped, killed and resumed equals the run that never was: bit for bit, record for record."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support.process import Kill, osora
+from support.tiny import make_table, records, write_config
+
+UPDATES = 7
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    make_table(folder)
+    return folder
+
+
+def ok(*argv: str | Path, cwd: Path, kill: Kill | None = None) -> None:
+    finished = osora(*argv, cwd=cwd, kill=kill)
+    assert finished.code == (-9 if kill else 0), finished.stderr
+
+
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Everything of the newest checkpoint that training changes."""
+    newest = run / (run / "latest").read_text().strip()
+    found: dict[str, torch.Tensor] = {}
+    for path in sorted(newest.rglob("*.safetensors")):
+        found |= {f"{path.relative_to(newest)}/{k}": t for k, t in load_file(path).items()}
+    if (newest / "ema.pt").exists():
+        average = torch.load(newest / "ema.pt", weights_only=True)
+        found |= {f"ema.safetensors/{k}": t for k, t in average.items()}
+    return found
+
+
+def assert_same_run(straight: Path, broken: Path) -> None:
+    a, b = records(straight), records(broken)
+    assert [r["step"] for r in b] == list(range(1, UPDATES + 1))
+    assert a == b
+    left, right = tensors(straight), tensors(broken)
+    assert left.keys() == right.keys()
+    assert {k.split("/")[0] for k in left} >= {"model", "optimizer", "ema.safetensors"}
+    different = [k for k in left if not torch.equal(left[k], right[k])]
+    assert different == []
+
+
+# Epochs have two batches here (five clips, batch 2), so 3 and 5 lie in the middle of epochs and 4 at the end of one.
+CASES: dict[str, dict[str, Any]] = {
+    "fp32": {},
+    "bf16": {"dtype": "bf16"},
+    "accumulation": {"accumulation_steps": 2},  # an update over an epoch's end at batch 3
+    "accumulation-bf16-over-the-end": {"accumulation_steps": 3, "dtype": "bf16"},
+}
+
+
+@pytest.fixture(scope="module")
+def straight(home: Path) -> dict[str, Path]:
+    runs = {}
+    for name, changes in CASES.items():
+        folder = home / f"straight-{name}"
+        folder.mkdir()
+        write_config(folder, max_steps=UPDATES, **changes)
+        ok("train", "vae", folder / "tiny.yaml", "--exp-name", "run", "--outputs", folder, cwd=home)
+        runs[name] = folder / "run"
+    return runs
+
+
+@pytest.mark.parametrize("io", ["--async-io", "--no-async-io"])
+@pytest.mark.parametrize("case", CASES)
+def test_stopped_killed_and_resumed(home: Path, tmp_path: Path, straight: dict[str, Path], case: str, io: str) -> None:
+    config, run = write_config(tmp_path, **CASES[case]), tmp_path / "run"
+    ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, io, "--max-steps", "3", cwd=home)
+    ok("resume", run, "--max-steps", "7", cwd=home, kill=Kill(step=4))
+    assert [r["step"] for r in records(run)] == [1, 2, 3, 4]
+    ok("resume", run, "--max-steps", "5", cwd=home)
+    ok("resume", run, "--max-steps", str(UPDATES), cwd=home)
+    assert_same_run(straight[case], run)
+    mode = "ema.safetensors" if io == "--async-io" else "ema.pt"
+    assert (run / (run / "latest").read_text().strip() / mode).is_file()
+
+
+def test_stopped_at_an_epochs_end_with_workers(home: Path, tmp_path: Path, straight: dict[str, Path]) -> None:
+    config, run = write_config(tmp_path, num_workers=2), tmp_path / "run"
+    ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--async-io", "--max-steps", "4", cwd=home)
+    ok("resume", run, "--max-steps", "6", "--num-workers", "0", cwd=home)
+    ok("resume", run, "--max-steps", str(UPDATES), "--num-workers", "1", cwd=home)
+    assert_same_run(straight["fp32"], run)
+
+
+@pytest.mark.parametrize(
+    ("kill", "takes"),
+    [
+        (Kill("write", nth=1), 4),  # .staging-* of the save at 6 exists, and is not whole
+        (Kill("manifest"), 4),
+        (Kill("commit-rename"), 4),
+        (Kill("fsync-run"), 6),  # renamed, and `latest` still names the one before
+        (Kill("latest"), 6),
+        (Kill("retention"), 6),
+    ],
+    ids=lambda v: v.phase if isinstance(v, Kill) else "",
+)
+def test_killed_in_a_save(home: Path, tmp_path: Path, straight: dict[str, Path], kill: Kill, takes: int) -> None:
+    config, run = write_config(tmp_path, max_steps=UPDATES), tmp_path / "run"
+    ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--max-steps", "4", cwd=home)
+    ok("resume", run, "--max-steps", "6", "--async-io", cwd=home, kill=kill)
+    verdict = osora("ckpt", "verify", run, "--json", cwd=home).json()
+    assert Path(verdict["resume_from"]).name.endswith(f"global_step{takes}")
+    finished = osora("resume", run, "--max-steps", str(UPDATES), "--async-io", cwd=home)
+    assert finished.code == 0
+    assert f"update {takes}" in finished.stderr
+    assert not list(run.glob(".staging-*"))
+    assert_same_run(straight["fp32"], run)
+
+
+def test_an_older_checkpoint_can_be_gone_on_from(home: Path, tmp_path: Path, straight: dict[str, Path]) -> None:
+    config, run = write_config(tmp_path, ckpt_every=2), tmp_path / "run"
+    ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--max-steps", "6", cwd=home)
+    shutil.copytree(run, tmp_path / "before")
+    ok("resume", next(run.glob("epoch*-global_step2")), "--max-steps", str(UPDATES), cwd=home)
+    assert_same_run(straight["fp32"], run)
+    aside = next(run.glob("set-aside-*"))
+    assert sorted(p.name.split("step")[1] for p in aside.iterdir()) == ["4", "6"]
+    # A copy of the run resumes too: nothing in it hangs on where it lies.
+    ok("resume", tmp_path / "before", "--max-steps", str(UPDATES), cwd=home)
+    assert_same_run(straight["fp32"], tmp_path / "before")
