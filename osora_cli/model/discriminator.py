@@ -5,6 +5,8 @@ Shapes: B batch, C channels, T frames, H rows, W columns.
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +72,31 @@ class NLayerDiscriminator3D(nn.Module):
         layers.append(_conv(widths[-1], 1, stride=(1, 1, 1), bias=True))
         self.main = nn.Sequential(*layers)
         self.apply(_init_weights)
+
+    def reset_parameters(self, seed: int) -> None:
+        """The initial values, each tensor drawn on the CPU in fp32 from a generator seeded by `seed` and its key.
+
+        Convolutions N(0, 0.02), norms N(1, 0.02) and 0, biases of convolutions uniform to 1/sqrt(fan-in).
+        """
+        modules = dict(self.named_modules())
+        with torch.no_grad():
+            for key, value in self.named_parameters():
+                owner, _, leaf = key.rpartition(".")
+                module = modules[owner]
+                # PyTorch's CPU generator looks at the low 32 bits of a seed only, so both go into them.
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {key}".encode()))
+                drawn = torch.empty(value.shape, dtype=torch.float32)
+                if leaf == "weight":
+                    mean = 1.0 if isinstance(module, nn.BatchNorm3d) else 0.0
+                    value.copy_(drawn.normal_(mean, INIT_STD, generator=generator))
+                elif isinstance(module, nn.Conv3d):
+                    bound = 1 / math.sqrt(module.weight[0].numel())
+                    value.copy_(drawn.uniform_(-bound, bound, generator=generator))
+                else:
+                    value.zero_()
+            for module in modules.values():
+                if isinstance(module, nn.BatchNorm3d):
+                    module.reset_running_stats()
 
     def logit_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Frames, rows and columns of the logits for a clip."""

@@ -84,17 +84,33 @@ def test_logit_size(size: tuple[int, int, int], logits: tuple[int, int, int]) ->
     assert model.logit_size(*size) == logits
 
 
-def test_initialisation() -> None:
+@pytest.mark.parametrize("seed", [None, 0])
+def test_initialisation(seed: int | None) -> None:
     torch.manual_seed(0)
     model = NLayerDiscriminator3D(DiscriminatorConfig(ndf=32, n_layers=3))
+    if seed is not None:
+        model.reset_parameters(seed)
     for module in model.modules():
         if isinstance(module, nn.Conv3d):
             assert float(module.weight.detach().std()) == pytest.approx(0.02, rel=0.1)
             assert float(module.weight.detach().mean()) == pytest.approx(0, abs=1e-3)
+            if module.bias is not None:
+                assert 0 < float(module.bias.detach().abs().max()) <= module.weight[0].numel() ** -0.5
         elif isinstance(module, nn.BatchNorm3d):
             assert float(module.weight.detach().std()) == pytest.approx(0.02, rel=0.4)
             assert float(module.weight.detach().mean()) == pytest.approx(1, abs=0.02)
             assert not module.bias.detach().any()
+
+
+def test_initialisation_follows_the_seed() -> None:
+    small = DiscriminatorConfig(ndf=4, n_layers=2)
+    models = [NLayerDiscriminator3D(small) for _ in range(3)]
+    models[0](torch.randn(2, 3, 2, 8, 8))  # its running statistics are put back as well
+    for model, seed in zip(models, (5, 5, 6), strict=True):
+        model.reset_parameters(seed)
+    states = [model.state_dict() for model in models]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert not torch.equal(states[0]["main.0.weight"], states[2]["main.0.weight"])
 
 
 def test_running_statistics_stay_fp32_in_bf16() -> None:
