@@ -66,7 +66,7 @@ def test_checkpointing_gives_the_same_gradients_in_less_memory(record_property: 
     peaks: list[int] = []
     grads: list[dict[str, Tensor]] = []
     for enabled in (False, True):
-        model.set_grad_checkpointing(enabled)
+        model.enable_grad_checkpoint(enabled)
         model.zero_grad()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

@@ -53,9 +53,6 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(dim))
 
-    def reset_parameters(self) -> None:
-        nn.init.ones_(self.scale)
-
     def forward(self, x: Tensor) -> Tensor:
         normed = functional.rms_norm(x.float(), (x.shape[-1],), eps=NORM_EPS)
         return normed.to(x.dtype) * self.scale

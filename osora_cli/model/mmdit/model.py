@@ -6,13 +6,13 @@ pooled text vector, E hidden width, A = 3 axes of a position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
 
 import torch
 from torch import Tensor, nn
 
 from osora_cli.config.models.flux import FluxConfig
-from osora_cli.model.mmdit.attention import Attention, full_attention
+from osora_cli.model.mmdit.attention import Attention, RMSNorm, full_attention
 from osora_cli.model.mmdit.blocks import Block, DoubleStreamBlock, LastLayer, SingleStreamBlock
 from osora_cli.model.mmdit.embed import MLPEmbedder, timestep_embedding
 from osora_cli.model.mmdit.rope import RopeTable, rope_table
@@ -46,7 +46,6 @@ class MMDiT(nn.Module):
             self.guidance_in = MLPEmbedder(TIME_DIM, width)
         if config.cond_embed:
             self.cond_in = nn.Linear(config.cond_channels, width)
-            self._zero_condition()
         self.txt_in = nn.Linear(config.context_in_dim, width)
         heads, mlp_dim, fused = config.num_heads, config.mlp_dim, config.fused_qkv
         self.double_blocks = nn.ModuleList(
@@ -57,25 +56,36 @@ class MMDiT(nn.Module):
             SingleStreamBlock(width, heads, mlp_dim, fused_qkv=fused) for _ in range(config.depth_single_blocks)
         )
         self.final_layer = LastLayer(width, config.in_channels)
+        self._zero_condition()
 
-    def init_weights(self) -> None:
-        """Draw all weights anew, as the constructor does; for models whose storage was made after a meta build.
+    def reset_parameters(self, seed: int) -> None:
+        """Every Linear uniform within 1 / sqrt(inputs), as PyTorch has it, norm scales 1, the condition embedding 0.
 
-        Every Linear has PyTorch's own initialisation, norm scales are 1, the condition embedding is 0. Nothing else
-        starts at zero, neither modulations nor the last layer (models.md 2.10).
+        Nothing else starts at zero, neither modulations nor the last layer (models.md 2.10). Each tensor is drawn on
+        the CPU in fp32 from a generator of its own, seeded by `seed` and the tensor's key: the values depend neither
+        on the device nor on what else is drawn. Also gives values to a model whose storage was made after a meta build.
         """
-        for module in self.modules():
-            reset: Callable[[], None] | None = getattr(module, "reset_parameters", None)
-            if reset is not None:
-                reset()
-        if self.config.cond_embed:
+        with torch.no_grad():
+            for name, module in self.named_modules():
+                if isinstance(module, RMSNorm):
+                    module.scale.fill_(1)
+                if not isinstance(module, nn.Linear):
+                    continue
+                bound = module.in_features**-0.5
+                for leaf, value in module.named_parameters(recurse=False):
+                    key = f"{name}.{leaf}"
+                    # Of a seed, the CPU generator takes 32 bits: both go in by way of the checksum.
+                    generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {key}".encode()))
+                    draw = torch.empty(value.shape, dtype=torch.float32)
+                    value.copy_(draw.uniform_(-bound, bound, generator=generator))
             self._zero_condition()
 
     def _zero_condition(self) -> None:
-        nn.init.zeros_(self.cond_in.weight)
-        nn.init.zeros_(self.cond_in.bias)
+        if self.config.cond_embed:
+            nn.init.zeros_(self.cond_in.weight)
+            nn.init.zeros_(self.cond_in.bias)
 
-    def set_grad_checkpointing(self, enabled: bool) -> None:
+    def enable_grad_checkpoint(self, enabled: bool = True) -> None:
         """Recompute block activations in the backward pass; which blocks, `grad_ckpt_settings` says (null: all)."""
         settings = self.config.grad_ckpt_settings or (self.config.depth, self.config.depth_single_blocks)
         for blocks, count in zip((self.double_blocks, self.single_blocks), settings, strict=True):

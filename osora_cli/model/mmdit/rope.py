@@ -29,8 +29,6 @@ class RopeTable:
         interleaved: which channels make a pair, see above.
     """
 
-    __slots__ = ("cos_BLK", "interleaved", "sin_BLK")
-
     def __init__(self, cos_BLK: Tensor, sin_BLK: Tensor, *, interleaved: bool) -> None:
         self.cos_BLK = cos_BLK
         self.sin_BLK = sin_BLK

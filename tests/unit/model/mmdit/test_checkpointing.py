@@ -39,7 +39,7 @@ def test_gradients_are_equal_and_less_is_kept(settings: tuple[int, int] | None, 
     model = small_model(grad_ckpt_settings=settings, cond_embed=True, **options)
     inputs = inputs_for(model.config, grid=(3, 1, 5), num_text=3)
     plain, kept_plain = gradients(model, inputs)
-    model.set_grad_checkpointing(True)
+    model.enable_grad_checkpoint(True)
     recomputed, kept = gradients(model, inputs)
     assert plain.keys() == recomputed.keys()
     assert len(plain) == len(list(model.parameters())) + 1
@@ -50,14 +50,14 @@ def test_gradients_are_equal_and_less_is_kept(settings: tuple[int, int] | None, 
         assert kept == kept_plain
     else:
         assert kept < kept_plain
-    model.set_grad_checkpointing(False)
+    model.enable_grad_checkpoint(False)
     assert gradients(model, inputs)[1] == kept_plain
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_only_the_first_blocks_are_run_twice(settings: tuple[int, int] | None) -> None:
     model = small_model(grad_ckpt_settings=settings)
-    model.set_grad_checkpointing(True)
+    model.enable_grad_checkpoint(True)
     runs = [0] * 5
     for index, block in enumerate([*model.double_blocks, *model.single_blocks]):
 

@@ -66,7 +66,7 @@ def test_gradients_arrive_in_fp32(recompute: bool) -> None:
     inputs = inputs_for(whole.config)
     whole(**inputs).float().square().mean().backward()
     model = sharded(small_model())
-    model.set_grad_checkpointing(recompute)
+    model.enable_grad_checkpoint(recompute)
     model(**inputs).float().square().mean().backward()
     for (name, p), q in zip(model.named_parameters(), whole.parameters(), strict=True):
         assert p.grad is not None, name

@@ -41,14 +41,29 @@ def test_only_the_condition_embedding_starts_at_zero() -> None:
     check_fresh(MMDiT(small_config(cond_embed=True, guidance_embed=True)))
 
 
-def test_init_weights_after_a_build_without_storage() -> None:
+def build_from_seed(seed: int, **changes: Any) -> MMDiT:
     with torch.device("meta"):
-        model = MMDiT(small_config(cond_embed=True))
+        model = MMDiT(small_config(**changes))
     model = model.to_empty(device="cpu")
     for p in model.parameters():
         p.data.fill_(7.0)
-    model.init_weights()
+    model.reset_parameters(seed)
+    return model
+
+
+def test_reset_parameters_after_a_build_without_storage() -> None:
+    model = build_from_seed(3, cond_embed=True, guidance_embed=True)
     check_fresh(model)
+    # Each tensor's values come from the seed and its key: other parts, or other draws before, change nothing.
+    torch.rand(7)
+    other = build_from_seed(3, depth=1).state_dict()
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in other.items())
+    key = "double_blocks.0.img_mlp.0.weight"
+    assert not torch.equal(build_from_seed(4).state_dict()[key], other[key])
+    # Linear's own initialisation has the same spread.
+    torch.manual_seed(0)
+    by_torch = MMDiT(small_config()).state_dict()[key].std()
+    assert abs(float(other[key].std() / by_torch) - 1) < 0.05
 
 
 def test_a_fresh_condition_embedding_is_neutral() -> None:
@@ -123,7 +138,7 @@ def test_order_of_tokens_does_not_matter_when_ids_follow() -> None:
 @pytest.mark.parametrize(("depth", "single"), [(0, 0), (1, 0), (0, 1)])
 def test_depths_of_zero(depth: int, single: int) -> None:
     model = small_model(depth=depth, depth_single_blocks=single)
-    model.set_grad_checkpointing(True)
+    model.enable_grad_checkpoint(True)
     inputs = inputs_for(model.config)
     model(**inputs).sum().backward()
 
@@ -226,7 +241,7 @@ def test_tokens_may_be_split_when_attention_joins_them(liger: bool) -> None:
 def test_forward_traces_as_one_graph() -> None:
     """No part of the model falls back to Python under torch.compile, with checkpointing on as in training."""
     model = small_model(depth=1, depth_single_blocks=1, use_liger_rope=True)
-    model.set_grad_checkpointing(True)
+    model.enable_grad_checkpoint(True)
     inputs = inputs_for(model.config)
     traced = torch.compile(model, backend="eager", fullgraph=True)(**inputs)
     assert torch.allclose(traced, model(**inputs), atol=1e-6)
