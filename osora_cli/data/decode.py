@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,10 +9,11 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from osora_cli.data.frame_index import FrameIndex, frame_index
-from osora_cli.data.media_types import MediaError, is_still
+from osora_cli.data.frame_index import NO_TIME, FrameIndex, check_size
+from osora_cli.data.index_cache import frame_index
+from osora_cli.data.media_types import AnyPath, MediaError, is_still
 from osora_cli.data.stills import read_still
-from osora_cli.data.streams import open_video
+from osora_cli.data.streams import decode, open_video, packets_of
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 
-def read_frames(path: str | os.PathLike[str], indices: Sequence[int]) -> NDArray[np.uint8]:
+def read_frames(path: AnyPath, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
     """Frames of a video or still, by their place in display order.
+
+    Only the wanted frames are held. What the decoder refuses, or marks as damaged, is an error and never passed on.
 
     Args:
         path: the file.
-        indices: frame numbers from 0, in any order, repeats allowed.
+        indices: frame numbers from 0, in any order, repeats allowed; at least one.
 
     Returns:
         `[len(indices), H, W, 3]` uint8 RGB in displayed orientation, in the order of `indices`.
@@ -36,93 +38,111 @@ def read_frames(path: str | os.PathLike[str], indices: Sequence[int]) -> NDArray
         MediaError: with path and index, when the file holds fewer frames, a frame cannot be decoded, or the picture's
             size changes in mid-stream; with path and reason when it is not a video or still.
     """
-    wanted = np.unique(np.asarray(indices, dtype=np.int64))
-    if wanted.size == 0:
-        raise ValueError("no frame is asked for")
+    order = np.asarray(indices, dtype=np.int64)
+    if order.ndim != 1 or order.size == 0:
+        raise ValueError(f"frame numbers must be a list of at least one, got shape {list(order.shape)}")
+    wanted = np.unique(order)
     if wanted[0] < 0:
         raise ValueError(f"frame numbers start at 0, got {wanted[0]}")
     if is_still(path):
         _check_range(path, wanted, 1)
-        return np.repeat(read_still(path)[None], len(indices), axis=0)
+        return np.repeat(read_still(path)[None], len(order), axis=0)
     index = frame_index(path)
     _check_range(path, wanted, index.num_frames)
-    row_of = {int(frame): row for row, frame in enumerate(wanted)}
-    out = np.empty((len(wanted), index.height, index.width, 3), dtype=np.uint8)
-    missing = _fill(path, index, row_of, out, from_start=False)
-    if missing is not None:
-        missing = _fill(path, index, row_of, out, from_start=True)
-    if missing is not None:
-        raise MediaError(path, f"frame {missing} of {index.num_frames} cannot be decoded (the file is damaged)")
-    order = np.searchsorted(wanted, np.asarray(indices, dtype=np.int64))
-    return out if np.array_equal(order, np.arange(len(wanted))) else out[order]
+    out = _read(path, index, wanted)
+    rows = np.searchsorted(wanted, order)
+    return out if np.array_equal(rows, np.arange(len(wanted))) else out[rows]
 
 
-def _check_range(path: str | os.PathLike[str], wanted: NDArray[np.int64], num_frames: int) -> None:
+def _check_range(path: AnyPath, wanted: NDArray[np.int64], num_frames: int) -> None:
     if wanted[-1] >= num_frames:
-        raise MediaError(path, f"frame {wanted[-1]} is asked for, but it holds {num_frames}")
+        raise MediaError(path, f"frame {wanted[-1]} is asked for, but it holds {num_frames} (numbered from 0)")
+
+
+def _read(path: AnyPath, index: FrameIndex, wanted: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """`[len(wanted), H, W, 3]` for rising frame numbers."""
+    out = np.empty((len(wanted), index.height, index.width, 3), dtype=np.uint8)
+    missing = _fill(path, index, wanted, out, from_start=False)
+    if missing is not None:
+        # Some streams mark key frames where decoding cannot start, or refer to what is before them.
+        missing = _fill(path, index, wanted, out, from_start=True)
+    if missing is not None:
+        raise MediaError(path, f"frame {missing} of {index.num_frames} cannot be decoded: the file is damaged there")
+    return out
 
 
 def _fill(
-    path: str | os.PathLike[str], index: FrameIndex, row_of: dict[int, int], out: NDArray[np.uint8], *, from_start: bool
+    path: AnyPath,
+    index: FrameIndex,
+    wanted: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    *,
+    from_start: bool,
 ) -> int | None:
-    """Decodes into `out`. Returns the first wanted frame that did not come, or None."""
-    waiting = set(row_of)
-    first, last = min(waiting), max(waiting)
+    """Decodes into `out`. Returns the first wanted frame that did not come whole, or None."""
+    rows = {int(number): row for row, number in enumerate(wanted)}
+    last = int(wanted[-1])
     with open_video(path) as (container, stream):
-        for number, frame in _numbered(container, stream, index, first, from_start=from_start):
-            if number in waiting:
-                out[row_of[number]] = _picture(path, index, number, frame)
-                waiting.discard(number)
+        for number, frame in _numbered(container, stream, index, int(wanted[0]), from_start=from_start):
+            if number in rows and not frame.is_corrupt:
+                check_size(path, index, number, frame.height, frame.width)
+                out[rows.pop(number)] = index.orientation.apply(_rgb(frame))
             if number >= last:
                 break
-    return min(waiting) if waiting else None
+    return min(rows) if rows else None
 
 
-def _picture(path: str | os.PathLike[str], index: FrameIndex, number: int, frame: VideoFrame) -> NDArray[np.uint8]:
-    height, width = index.orientation.size(frame.height, frame.width)
-    if (height, width) != (index.height, index.width):
-        reason = f"the picture's size changes in mid-stream: {index.width}x{index.height} at first, {width}x{height}"
-        raise MediaError(path, f"{reason} at frame {number}")
-    return index.orientation.apply(frame.to_ndarray(format="rgb24"))
+def _rgb(frame: VideoFrame) -> NDArray[np.uint8]:
+    return np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
 
 
 def _numbered(
     container: InputContainer, stream: VideoStream, index: FrameIndex, first: int, *, from_start: bool
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """Decoded frames with their place in display order, from `first` or before."""
+    """Decoded frames with their place in display order, from `first` or before it."""
     if index.times is None:
-        yield from enumerate(_decoded(stream, container.demux(stream)))
+        yield from enumerate(decode(stream, packets_of(container, stream), lenient_start=True))
         return
-    packets = container.demux(stream) if from_start else _from_key_frame(container, stream, index, first)
-    for frame in _decoded(stream, packets):
-        if frame.pts is None:
-            continue
-        number = int(np.searchsorted(index.times, frame.pts))
+    key = int(np.searchsorted(np.sort(index.key_times), index.times[first], side="right")) - 1
+    if from_start or key <= 0:
+        frames = decode(stream, packets_of(container, stream), lenient_start=True)
+    else:
+        frames = decode(stream, _from_key(container, stream, index, first), lenient_start=False)
+    for frame in frames:
+        number = int(np.searchsorted(index.times, NO_TIME if frame.pts is None else frame.pts))
         if number < index.num_frames and index.times[number] == frame.pts:
             yield number, frame
 
 
-def _decoded(stream: VideoStream, packets: Iterator[Packet]) -> Iterator[VideoFrame]:
-    for packet in packets:
-        try:
-            yield from stream.codec_context.decode(packet if packet.size else None)
-        except av.error.InvalidDataError:
-            continue  # the frame does not come, and is missed by its number
-
-
-def _from_key_frame(
+def _from_key(
     container: InputContainer, stream: VideoStream, index: FrameIndex, first: int
-) -> Iterator[Packet]:
-    """Packets from the last key frame shown at or before frame `first`.
+) -> Iterator[Packet[VideoStream]]:
+    """Packets from the last key frame that is shown at or before frame `first`; none if it is not found.
 
-    Frames shown after a key frame need none decoded before it; those that lead it in display order may.
+    Frames shown after a key frame need nothing from before it; those that lead it in display order may.
     """
     assert index.times is not None
-    before = np.flatnonzero(index.key_times <= index.times[first])
-    if before.size == 0:
-        return container.demux(stream)
-    key = int(before[-1])
-    container.seek(int(index.key_times[key]), stream=stream, backward=True)
-    return container.demux(stream)
+    key = int(np.flatnonzero(index.key_times <= index.times[first])[-1])
+    time, decoding_time = int(index.key_times[key]), int(index.key_dts[key])
+    targets = [time] if decoding_time in (NO_TIME, time) else [time, decoding_time]
+    for target in targets:
+        try:
+            container.seek(target, stream=stream, backward=True)
+        except (av.FFmpegError, OSError):
+            continue
+        packets = packets_of(container, stream)
+        for packet in packets:
+            if packet.is_keyframe and packet.pts == time:
+                yield packet
+                yield from packets
+                return
+            if _is_after(packet, time, decoding_time):
+                break
+    return
 
 
+def _is_after(packet: Packet[VideoStream], time: int, decoding_time: int) -> bool:
+    """Whether a packet follows the key frame in decode order, so that the seek went too far."""
+    if packet.dts is not None and decoding_time != NO_TIME:
+        return packet.dts > decoding_time
+    return packet.is_keyframe and packet.pts is not None and packet.pts > time

@@ -10,6 +10,9 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from osora_cli.data.media_types import AnyPath, MediaError
+from osora_cli.data.streams import error_text
+
 
 class VideoWriter:
     """Writes one video frame by frame, so that a long one need not be in memory. A context manager, or `close` it.
@@ -21,14 +24,18 @@ class VideoWriter:
         lossless: keep every RGB value.
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], size: tuple[int, int], fps: float | Fraction, lossless: bool = False
-    ) -> None:
+    def __init__(self, path: AnyPath, size: tuple[int, int], fps: float | Fraction, lossless: bool = False) -> None:
+        self._path = Path(path)
         self._size = size
         height, width = size
         even = height % 2 == 0 and width % 2 == 0
-        self._container: av.container.OutputContainer | None = av.open(os.fspath(Path(path).absolute()), "w")
-        self._stream = self._container.add_stream("libx264rgb" if lossless else "libx264", rate=_rate(fps))
+        rate = _rate(fps)
+        try:
+            opened = av.open("file:" + os.path.abspath(self._path), "w")
+        except (av.FFmpegError, OSError, ValueError) as error:
+            raise MediaError(self._path, f"cannot be written: {error_text(error)}") from error
+        self._container: av.container.OutputContainer | None = opened
+        self._stream = self._container.add_stream("libx264rgb" if lossless else "libx264", rate=rate)
         self._stream.height, self._stream.width = height, width
         self._stream.pix_fmt = "rgb24" if lossless else "yuv420p" if even else "yuv444p"
         self._stream.options = {"crf": "0" if lossless else "12", "preset": "veryfast"}
@@ -59,9 +66,7 @@ class VideoWriter:
         self.close()
 
 
-def write_video(
-    path: str | os.PathLike[str], frames: NDArray[np.uint8], fps: float | Fraction, lossless: bool = False
-) -> None:
+def write_video(path: AnyPath, frames: NDArray[np.uint8], fps: float | Fraction, lossless: bool = False) -> None:
     """Writes frames `[T, H, W, 3]` uint8 RGB as one video of exactly that size and number of frames.
 
     Arguments as those of `VideoWriter`, with T >= 1.
@@ -74,6 +79,8 @@ def write_video(
 
 def _rate(fps: float | Fraction) -> Fraction:
     """The fraction that a decimal rate stands for: 29.97 is 30000/1001."""
+    if not (0 < fps < float("inf")):
+        raise ValueError(f"frames per second must be above 0, got {fps}")
     exact = Fraction(fps)
     if exact.denominator in (1, 1001):
         return exact

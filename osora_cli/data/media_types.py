@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from osora_cli.errors import DataError
+
+# What every function takes as a path.
+AnyPath = str | os.PathLike[str]
 
 # An item with one of these endings is a still, every other one is opened as a video.
 STILL_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
@@ -20,8 +24,8 @@ VIDEO_EXTENSIONS = frozenset(
 class MediaError(DataError):
     """One file cannot be used. `path` and `reason` are kept apart, so that a report can list them."""
 
-    def __init__(self, path: str | Path, reason: str, *, hint: str | None = None) -> None:
-        super().__init__(f"`{path}`: {reason}", hint=hint)
+    def __init__(self, path: AnyPath, reason: str, *, hint: str | None = None) -> None:
+        super().__init__(f"`{os.fspath(path)}`: {reason}", hint=hint)
         self.path = Path(path)
         self.reason = reason
 
@@ -65,6 +69,6 @@ class MediaInfo:
         return cls(num_frames=1, height=height, width=width, fps=math.nan, is_image=True)
 
 
-def is_still(path: str | Path) -> bool:
+def is_still(path: AnyPath) -> bool:
     """Whether the item is a still: a matter of its extension alone, in any case of letters."""
     return Path(path).suffix.lower() in STILL_EXTENSIONS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from osora_cli.data.media_types import MediaError
+from osora_cli.data.media_types import AnyPath, MediaError
 from osora_cli.data.streams import error_text, regular_file
 
 _EXIF_ORIENTATION = 0x0112
@@ -20,7 +19,7 @@ _TURNED = frozenset({5, 6, 7, 8})
 
 
 @contextmanager
-def _open_still(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
+def _open_still(path: AnyPath) -> Iterator[Image.Image]:
     checked = regular_file(path)
     try:
         with warnings.catch_warnings():
@@ -32,7 +31,7 @@ def _open_still(path: str | os.PathLike[str]) -> Iterator[Image.Image]:
         raise MediaError(checked, error_text(error)) from error
 
 
-def still_size(path: str | os.PathLike[str]) -> tuple[int, int]:
+def still_size(path: AnyPath) -> tuple[int, int]:
     """(height, width) as displayed, from the header alone.
 
     Raises:
@@ -48,8 +47,8 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     if image.mode.startswith("I") or image.mode == "F":
         # 16-bit grey: Pillow's own conversion would clip everything above 255 to white.
         grey = np.asarray(image, dtype=np.float64)
-        if not np.isfinite(grey).all() or grey.min() < 0 or grey.max() > 65535 or image.mode == "F":
-            raise ValueError(f"grey values from {grey.min():g} to {grey.max():g} (mode {image.mode}) have no 8-bit form")
+        if image.mode == "F" or grey.min() < 0 or grey.max() > 65535:
+            raise ValueError(f"grey values of mode {image.mode}, {grey.min():g} to {grey.max():g}, have no 8-bit form")
         levels = np.round(grey * (255 / 65535)).astype(np.uint8)
         return np.repeat(levels[:, :, None], 3, axis=2)
     if image.mode in ("P", "PA") and "transparency" in image.info:
@@ -57,7 +56,7 @@ def _to_rgb(image: Image.Image) -> NDArray[np.uint8]:
     return np.asarray(image.convert("RGB"))
 
 
-def read_still(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
+def read_still(path: AnyPath) -> NDArray[np.uint8]:
     """`[H, W, 3]` uint8 RGB as displayed. Alpha is dropped, palettes, grey and CMYK are converted.
 
     Raises:

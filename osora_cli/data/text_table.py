@@ -1,7 +1,7 @@
 """Tables as text: CSV and parquet read into string columns with nothing guessed, nothing shifted, nothing dropped.
 
-Captions and paths are whatever was written ("None", "NA", "007"). A row that does not fit the header is refused with its
-line number. UTF-8 with or without a byte order mark; other delimiters than the comma are recognised and said.
+Captions and paths are whatever was written ("None", "NA", "007"). A row that does not fit the header is refused with
+its line number. UTF-8 with or without a byte order mark; other delimiters than the comma are recognised and said.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _chunks(source: Path, delimiter: str, names: list[str]) -> Iterator[list[lis
     try:
         if _holds_zero_bytes(source):
             _raise_first_fault(source, delimiter, names)
-        with open(source, encoding="utf-8-sig", newline="") as file:
+        with source.open(encoding="utf-8-sig", newline="") as file:
             records = filter(None, csv.reader(file, delimiter=delimiter, strict=True))
             next(records)
             while chunk := list(islice(records, _CHUNK)):
@@ -137,7 +137,7 @@ def _chunks(source: Path, delimiter: str, names: list[str]) -> Iterator[list[lis
 def _records(source: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Records with the line on which each begins. Empty lines are passed over."""
     try:
-        with open(source, encoding="utf-8-sig", newline="") as file:
+        with source.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             begin = 1
             while True:
@@ -149,7 +149,7 @@ def _records(source: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                     raise DataError(
                         f"quotes do not match: {error}",
                         where=f"{source}:{begin}",
-                        hint='a field with a comma, quote or line break stands in quotes, with its own quotes doubled: "a ""b"", c"',
+                        hint='a field that begins with a quote ends with one, its own quotes doubled: "a ""b"", c"',
                     ) from error
                 if record:
                     yield begin, record
@@ -181,7 +181,7 @@ def _check_header(source: Path, names: list[str], where: str) -> None:
 
 
 def _holds_zero_bytes(source: Path) -> bool:
-    with open(source, "rb") as file:
+    with source.open("rb") as file:
         return any(b"\0" in block for block in iter(lambda: file.read(1 << 20), b""))
 
 
@@ -196,7 +196,7 @@ def _raise_first_fault(source: Path, delimiter: str, names: list[str]) -> NoRetu
             raise DataError(
                 f"the row has {len(record)} fields, the header {expected}",
                 where=where,
-                hint="fields with commas in them stand in quotes" if more else "every row has as many fields as the header",
+                hint="fields with commas in them stand in quotes" if more else "every row is as long as the header",
             )
         if record == names:
             raise DataError("the header stands again among the rows", where=where, hint="remove the line")

@@ -121,7 +121,8 @@ def make_clip(
     if mirror:
         coded = coded[:, :, ::-1]
     with av.open(str(path), "w", options=mux_options or {}) as container:
-        sound = container.add_stream("libopus" if path.suffix in (".webm", ".mkv") else "aac", rate=48000) if audio else None
+        sound_codec = "libopus" if path.suffix in (".webm", ".mkv") else "aac"
+        sound = container.add_stream(sound_codec, rate=48000) if audio else None
         stream: Any = container.add_stream(codec, rate=rate)
         stream.height, stream.width = coded.shape[1:3]
         stream.pix_fmt = pix_fmt
@@ -216,7 +217,7 @@ def set_display_matrix(path: Path, rotate: int, *, mirror: bool = False) -> None
 
 
 def trim_by_edit_list(path: Path, start: int, frames: int, fps: float) -> None:
-    """Makes an mp4 show only `frames` frames from frame `start` on, by its edit list alone. The header still counts all."""
+    """Makes an mp4 show only `frames` frames from `start` on, by its edit list alone: the header still counts all."""
     data = bytearray(path.read_bytes())
     movie = _box(data, b"mvhd")
     (movie_scale,) = struct.unpack_from(">I", data, movie + 16)
