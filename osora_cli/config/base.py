@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict
 
 
 class Section(BaseModel):
@@ -22,5 +22,16 @@ def _no_bool(value: Any) -> Any:
     return value
 
 
-Int = Annotated[int, BeforeValidator(_no_bool)]
-Float = Annotated[float, BeforeValidator(_no_bool)]
+def _whole(value: Any) -> Any:
+    # PyYAML reads `1e3` as text, the command line reads everything so.
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return int(number) if number.is_integer() and "e" in value.lower() else value
+    return _no_bool(value)
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Float = Annotated[float, BeforeValidator(_no_bool), AllowInfNan(False)]

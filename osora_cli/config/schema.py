@@ -14,6 +14,7 @@ from osora_cli.config.sections import (
     Dtype,
     LrSchedulerConfig,
     OptimConfig,
+    Plugin,
     PluginConfig,
     VaeLossConfig,
 )
@@ -46,7 +47,7 @@ class TrainConfig(LoaderConfig):
 
     dtype: Dtype = Field("bf16", description="dtype of the computation; parameters and optimizer are always fp32")
     engine: Literal["auto", "native"] = Field("auto", description="who owns parameters, precision and sharding")
-    plugin: Literal["none", "ddp", "zero1", "zero2", "zero3"] = Field("zero2", description="how ranks share the state")
+    plugin: Plugin = Field("zero2", description="how ranks share the state")
     plugin_config: PluginConfig = Field(default_factory=PluginConfig, description="settings of the plugin")
     grad_clip: Float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")
     grad_checkpoint: bool = Field(False, description="recompute activations in the backward pass to save memory")

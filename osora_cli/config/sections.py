@@ -29,6 +29,14 @@ Lengths = Annotated[
 BucketConfig = dict[str, Lengths]
 
 
+def _null_is_none(value: object) -> object:
+    """Open-Sora writes `plugin = None` for no plugin."""
+    return "none" if value is None else value
+
+
+Plugin = Annotated[Literal["none", "ddp", "zero1", "zero2", "zero3"], BeforeValidator(_null_is_none)]
+
+
 class DatasetConfig(Section):
     """Where the clips come from."""
 
