@@ -54,7 +54,7 @@ class Trained(Protocol):
         """Add the gradients of `loss` (0-d) to the masters' fp32 gradients."""
 
     def update(self, lr: float, max_norm: float) -> UpdateResult:
-        """Clip to `max_norm` (0: no clipping), step with `lr`, clear the gradients. Non-finite gradients are skipped."""
+        """Clip to `max_norm` (0: no clipping), step with `lr`, clear gradients. Non-finite gradients are skipped."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Context for micro-batches that are not the last of an update: no gradient traffic between ranks."""

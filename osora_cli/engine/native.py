@@ -56,7 +56,7 @@ class NativeTrained:
             }
 
     def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -79,7 +79,7 @@ class NativeTrained:
     @torch.no_grad()
     def masters_changed(self) -> None:
         if self._working is not None:
-            torch._foreach_copy_(self._working, self._masters)
+            torch._foreach_copy_(list[torch.Tensor](self._working), list[torch.Tensor](self._masters))
 
     def model_shards(self) -> list[TensorShard]:
         return [TensorShard.whole(plain_key(k), t.detach()) for k, t in self.module.state_dict().items()]

@@ -23,7 +23,7 @@ def seed_everything(seed: int) -> None:
 
 def capture() -> dict[str, Any]:
     """States of all generators that exist in this process."""
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, state, gauss_next = random.getstate()
     return {
         "python": [version, list(state), gauss_next],

@@ -179,14 +179,14 @@ class _Demo:
         after = self._measure(table, checkpoints[-1], "after")
         self.result.picture = after.picture
         self.result.psnr = {
-            "constant": after.summary["psnr_constant_colour"],
-            "block_means": after.summary["psnr_block_means"],
-            "before": before.summary["psnr"],
-            "after": after.summary["psnr"],
+            "constant": _mean(after, "constant_colour_psnr"),
+            "block_means": _mean(after, "block_mean_psnr"),
+            "before": _mean(before, "psnr"),
+            "after": _mean(after, "psnr"),
         }
         p = self.result.psnr
         return (
-            f"{after.clips} windows not trained on: PSNR {p['before']:.2f} dB at {checkpoints[0].name}, "
+            f"{len(after.clips)} windows not trained on: PSNR {p['before']:.2f} dB at {checkpoints[0].name}, "
             f"{p['after']:.2f} dB at {checkpoints[-1].name}; best constant colour {p['constant']:.2f} dB, block means "
             f"with as many numbers as the latent {p['block_means']:.2f} dB"
         )
@@ -225,6 +225,13 @@ def _last_step(run: Path) -> int:
         except ValueError:
             continue
     return 0
+
+
+def _mean(result: ReconstructResult, name: str) -> float:
+    value = result.mean[name]
+    if value is None:
+        raise RunError(f"the reconstruction has no {name}", hint=f"its numbers: {result.metrics}")
+    return value
 
 
 def _name(path: Any) -> str:
