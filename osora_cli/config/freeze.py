@@ -92,6 +92,12 @@ def to_yaml(config: Section, title: str | None = None) -> str:
     return head + yaml.dump(to_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
+def plain_text(value: Any) -> str:
+    """One value as it is written in YAML, in one line."""
+    text = yaml.dump(_plain(value), Dumper=_Dumper, default_flow_style=True, width=10_000, allow_unicode=True)
+    return text.removesuffix("...\n").strip()
+
+
 def write_config(config: Section, folder: Path, title: str | None = None) -> None:
     """Write `config.yaml` (resolved, a valid config) and `config.txt` (the same as JSON, as Open-Sora) into `folder`.
 
@@ -127,7 +133,7 @@ def thaw(run: Path, overrides: Sequence[Override] = ()) -> Frozen:
         )
     layer = read_layers(path)
     command = command_of(layer.data)
-    config = check(apply_overrides(layer, overrides), command.schema, f"`{shown_name(path)}`")
+    config = check(apply_overrides(layer, overrides), command.schema, "the run's config")
     return Frozen(command, config, path)
 
 

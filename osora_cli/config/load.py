@@ -53,7 +53,7 @@ def load_config(
     group = (default or "").rpartition("/")[0]
     path, notes = find_config(path_or_name, default, group)
     layer = read_layers(path, group)
-    config = check(apply_overrides(layer, overrides), schema, f"`{shown_name(path)}`")
+    config = check(apply_overrides(layer, overrides), schema, "the config")
     return Loaded(config, config_name(path), path, notes)
 
 
@@ -70,7 +70,11 @@ def find_config(path_or_name: str | Path | None, default: str | None, group: str
     if path_or_name is None:
         found = find_preset(default, group) if default else None
         if found is None:
-            raise ConfigError("no CONFIG is given, and this command has no config of its own", allowed=_presets(group))
+            raise ConfigError(
+                f"no CONFIG is given, and the preset `{default}` is not there",
+                where="CONFIG",
+                allowed=_presets(group),
+            )
         return found[1], [f"no CONFIG given: taking the preset `{found[0]}`"]
     path = Path(path_or_name).expanduser()
     if path.is_file():

@@ -1,0 +1,56 @@
+"""`osora infer ...`: what trained models make."""
+
+from __future__ import annotations
+
+import typer
+
+from osora_cli.cli.configured import load_for, print_plain_config
+from osora_cli.cli.options import ConfigArgument, Debug, Json, PrintConfig, Quiet, examples, new_app
+from osora_cli.cli.output import Output, guarded
+from osora_cli.cli.progress import Progress
+from osora_cli.cli.results import reconstruct_lines
+
+app = new_app("Use a trained model.")
+
+
+@app.command(
+    "reconstruct",
+    epilog=examples(
+        "osora infer reconstruct --save-dir samples/mine --from-pretrained outputs/RUN",
+        "osora infer reconstruct my.yaml --dataset.data-path clips.csv --num-samples 8",
+        fields_of="infer-reconstruct",
+    ),
+)
+@guarded
+def reconstruct(
+    ctx: typer.Context,
+    config: ConfigArgument = None,
+    show_config: PrintConfig = False,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Original and reconstruction side by side, with PSNR and SSIM of each clip.
+
+    Writes orig/, recn/, side_by_side.png and metrics.json into --save-dir.
+
+    --from-pretrained (short for --model.from-pretrained) names the weights: a run, a checkpoint or a file.
+    """
+    output = Output(json_mode, quiet, debug)
+    from osora_cli.config.schema import ReconstructConfig
+
+    loaded = load_for(ctx, "infer reconstruct", ReconstructConfig, config, output)
+    if show_config:
+        print_plain_config(loaded.config, "infer reconstruct", loaded.path, output)
+        return
+    from osora_cli.app.reconstruct import reconstruct as reconstruct_clips
+
+    progress = Progress(output, "reconstruct", "clips")
+    try:
+        result = reconstruct_clips(loaded.config, progress=progress)
+    finally:
+        progress.close()
+    payload = result.to_json()
+    for note in payload.get("notes") or ():
+        output.note(note)
+    output.result(payload, reconstruct_lines(payload))

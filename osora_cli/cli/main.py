@@ -1,0 +1,71 @@
+"""`osora`: the application, and the way from argv to an exit code.
+
+Nothing here imports torch, pandas or av: each command imports what it needs when it runs, so that `osora --help`
+costs no more than Typer itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+import typer.main
+
+from osora_cli.cli import ckpt, config, data, demo, infer, resume, train
+from osora_cli.cli.argv import has_flag, plan_invocation
+from osora_cli.cli.options import new_app
+from osora_cli.cli.output import Output, attempt
+
+app = new_app("Train video autoencoders and video diffusion models, from a table of clips to proven checkpoints.")
+app.add_typer(data.app, name="data")
+app.add_typer(train.app, name="train")
+resume.register(app)
+app.add_typer(infer.app, name="infer")
+app.add_typer(ckpt.app, name="ckpt")
+app.add_typer(config.app, name="config")
+demo.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,
+    json_mode: Annotated[bool, typer.Option("--json", hidden=True)] = False,
+) -> None:
+    """Train video autoencoders and video diffusion models, from a table of clips to proven checkpoints."""
+    if version:
+        from osora_cli import __version__
+
+        Output(json_mode).result({"version": __version__}, f"osora {__version__}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line `argv` (default: the process's own). Raises SystemExit with the exit code."""
+    raise SystemExit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run a command line; gives its exit code (design: 0 done, 1 run, 2 usage, 3 data, 4 checkpoint, 5 setup)."""
+    words = list(argv)
+    _make_streams_forgiving()
+    output = Output(*(has_flag(words, flag) for flag in ("--json", "--quiet", "--debug")))
+    return attempt(lambda: _dispatch(words), output)
+
+
+def _dispatch(words: list[str]) -> int:
+    command = typer.main.get_command(app)
+    if "_OSORA_COMPLETE" in os.environ:  # a shell asks for completions: argv is not ours to read
+        command.main(args=words, prog_name="osora")
+    invocation = plan_invocation(command, words)
+    code = command.main(args=invocation.argv, prog_name="osora", standalone_mode=False, obj=invocation.overrides)
+    return code if isinstance(code, int) else 0
+
+
+def _make_streams_forgiving() -> None:
+    """A file name that is no valid text, or a terminal without Unicode, must not end a command."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")

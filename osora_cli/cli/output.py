@@ -1,0 +1,183 @@
+"""What a command says: results on stdout, everything else on stderr, as text or as one JSON object."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from pathlib import PurePath
+from typing import Any, TypeVar
+
+import typer
+
+from osora_cli.errors import Interrupted, OsoraError, SetupError, UsageError
+
+SCHEMA_VERSION = 1
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 128 + signal.SIGPIPE
+_SETUP_ERRNOS = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Output:
+    """Where a command's words go.
+
+    Args:
+        json_mode: results and errors as one JSON object on stdout.
+        quiet: no notes; results and errors are still said.
+        debug: errors with their traceback.
+    """
+
+    def __init__(self, json_mode: bool = False, quiet: bool = False, debug: bool = False) -> None:
+        self.json_mode, self.quiet, self.debug = json_mode, quiet, debug
+
+    def result(self, payload: Mapping[str, Any], text: str | Sequence[str]) -> None:
+        """The outcome of the command: `payload` in JSON mode, else `text`."""
+        if self.json_mode:
+            self._json(payload)
+            return
+        typer.echo(text if isinstance(text, str) else "\n".join(text))
+
+    def note(self, text: str) -> None:
+        """Something worth knowing that is no result."""
+        if not self.quiet:
+            _to_stderr(text)
+
+    def failure(self, error: BaseException) -> int:
+        """Say what went wrong; gives the exit code."""
+        if self.debug and not isinstance(error, KeyboardInterrupt):
+            _to_stderr("".join(traceback.format_exception(error)).rstrip())
+        known = as_osora_error(error)
+        if self.json_mode:
+            self._json({"error": _error_json(known)})
+        head, *rest = known.lines()
+        styled = _bold_red("error:") if not isinstance(known, Interrupted) else "interrupted:"
+        _to_stderr("\n".join([f"{styled} {head}", *rest]))
+        return known.exit_code
+
+    def _json(self, payload: Mapping[str, Any]) -> None:
+        ordered = {"schema_version": SCHEMA_VERSION, **payload}
+        unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+        typer.echo(json.dumps(_jsonable(ordered), ensure_ascii=not unicode, indent=2))
+
+
+def _error_json(error: OsoraError) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "message": error.message,
+        "where": error.where,
+        "allowed": error.allowed,
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+    }
+    faults = getattr(error, "to_json", None)
+    if faults is not None:
+        out["faults"] = faults()
+    return out
+
+
+def as_osora_error(error: BaseException) -> OsoraError:
+    """Any exception as one with an exit code: a slip of the system is the user's to cure, the rest is ours."""
+    if isinstance(error, OsoraError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("stopped by Ctrl-C", EXIT_INTERRUPTED)
+    if isinstance(error, OSError) and error.errno in _SETUP_ERRNOS:
+        name = f"`{error.filename}`: " if error.filename is not None else ""
+        return SetupError(f"{name}{error.strerror}")
+    if hasattr(error, "format_message"):  # Typer's parser; its exception classes are private
+        return _parser_error(error)
+    return OsoraError(
+        f"internal error: {type(error).__name__}: {error}", hint="run it again with `--debug` for the traceback"
+    )
+
+
+def _parser_error(error: BaseException) -> OsoraError:
+    text = str(getattr(error, "format_message")()).strip().rstrip(".")  # noqa: B009  # not known to the type checker
+    context = getattr(error, "ctx", None)
+    path = getattr(context, "command_path", "osora")
+    return UsageError(text[:1].lower() + text[1:], hint=f"`{path} --help` shows what the command takes")
+
+
+def _jsonable(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    return str(value) if isinstance(value, PurePath) else value
+
+
+def _to_stderr(text: str) -> None:
+    try:
+        typer.echo(text, err=True)
+    except OSError:
+        pass  # nobody reads it, and there is nowhere else to say so
+
+
+def _bold_red(text: str) -> str:
+    plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return text if plain else f"\033[1;31m{text}\033[0m"
+
+
+def guarded(command: F) -> F:
+    """A command whose errors are said in the house's way and become exit codes.
+
+    The command takes `json_mode`, `quiet` and `debug`, and returns its exit code or None.
+    """
+
+    @wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        output = Output(*(bool(kwargs.get(name)) for name in ("json_mode", "quiet", "debug")))
+        raise typer.Exit(attempt(lambda: command(*args, **kwargs), output))
+
+    return run  # type: ignore[return-value]
+
+
+def attempt(action: Callable[[], int | None], output: Output) -> int:
+    """The exit code of `action`: its errors said, stdout flushed, a closed pipe passed over in silence."""
+    try:
+        return _said(action, output)
+    except BrokenPipeError:
+        _silence_stdout()
+        return int(EXIT_BROKEN_PIPE)
+
+
+def _said(action: Callable[[], int | None], output: Output) -> int:
+    try:
+        code = action() or 0
+    except KeyboardInterrupt as interrupt:
+        # A second Ctrl-C ends the process at once, whatever is still being put away.
+        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+        code = output.failure(interrupt)
+    except BrokenPipeError as error:
+        sys.stdout.flush()  # raises again if it was stdout whose reader has gone, as in `osora ... | head`
+        code = output.failure(error)
+    except Exception as error:
+        code = output.failure(error)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # such as a full disk behind `> file`
+        _silence_stdout()
+        code = output.failure(error) if code == 0 else code
+    return code
+
+
+def _silence_stdout() -> None:
+    """Python flushes stdout once more at exit: let that go nowhere."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        pass
