@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from osora_cli.config.base import Section
 from osora_cli.config.faults import ConfigFaults, schema_faults
-from osora_cli.config.layers import apply_overrides, read_layers, shown_name
+from osora_cli.config.layers import apply_overrides, read_layers
 from osora_cli.config.overrides import Override
 from osora_cli.config.presets import find_preset, nearest_preset, preset_names
 from osora_cli.config.source import Layer
