@@ -22,8 +22,13 @@ _ALIASES = {"from-pretrained": "model.from_pretrained"}
 
 @dataclass
 class Invocation:
-    """What Typer is called with, and the values for the config that it does not see."""
+    """A command of Typer's, what it is called with, and the values for the config that it does not see.
 
+    The command is called by itself, not through its groups: their own parsing would only cost time.
+    """
+
+    command: Any
+    name: str
     argv: list[str]
     overrides: list[Override] = field(default_factory=list)
 
@@ -57,16 +62,16 @@ def plan_invocation(root: Any, words: Sequence[str]) -> Invocation:
     node, names, rest = _find_command(root, list(words))
     own = _before_dashes(words)
     if any(word in HELP_WORDS for word in own):
-        return Invocation([*names, "--help"])
+        return Invocation(node, _program(names), ["--help"])
     if "--version" in own:
-        return Invocation(["--version", *(["--json"] if has_flag(words, "--json") else [])])
+        return Invocation(root, "osora", ["--version", *(["--json"] if has_flag(words, "--json") else [])])
     if not hasattr(node, "commands"):
         return _command_invocation(node, names, rest)
     if names:
-        program = " ".join(("osora", *names))
+        program = _program(names)
         raise UsageError(f"`{program}` needs a command", allowed=", ".join(node.commands), hint=f"`{program} --help`")
     if not rest:
-        return Invocation(["--help"])
+        return Invocation(root, "osora", ["--help"])
     return _command_invocation(node, names, rest)
 
 
@@ -87,9 +92,13 @@ def _find_command(root: Any, words: list[str]) -> tuple[Any, list[str], list[str
     return node, names, rest + words
 
 
+def _program(names: Sequence[str]) -> str:
+    return " ".join(("osora", *names))
+
+
 def _no_command(word: str, names: Sequence[str], known: Sequence[str]) -> UsageError:
     near = difflib.get_close_matches(word.replace("_", "-"), known, n=1, cutoff=0.6)
-    program = " ".join(("osora", *names))
+    program = _program(names)
     return UsageError(
         f"`{word}` is not a command of `{program}`",
         allowed=", ".join(known),
@@ -117,7 +126,7 @@ def _command_invocation(node: Any, names: list[str], rest: list[str]) -> Invocat
         is_config=is_config,
         max_arguments=sum(_arity(param) for param in node.params),
     )
-    return Invocation([*names, *folded.argv], folded.overrides)
+    return Invocation(node, _program(names), folded.argv, folded.overrides)
 
 
 def _arity(param: Any) -> int:

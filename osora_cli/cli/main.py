@@ -55,11 +55,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _dispatch(words: list[str]) -> int:
-    command = typer.main.get_command(app)
+    root_command = typer.main.get_command(app)
     if "_OSORA_COMPLETE" in os.environ:  # a shell asks for completions: argv is not ours to read
-        command.main(args=words, prog_name="osora")
-    invocation = plan_invocation(command, words)
-    code = command.main(args=invocation.argv, prog_name="osora", standalone_mode=False, obj=invocation.overrides)
+        root_command.main(args=words, prog_name="osora")
+    found = plan_invocation(root_command, words)
+    code = found.command.main(args=found.argv, prog_name=found.name, standalone_mode=False, obj=found.overrides)
     return code if isinstance(code, int) else 0
 
 
