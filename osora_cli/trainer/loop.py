@@ -69,6 +69,8 @@ class Trainer:
     def run(self) -> Outcome:
         started = time.perf_counter()
         with Signals() as signals:
+            if self._done(signals):
+                self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
             self._train(signals)
             self._end(signals)
         return Outcome(self.progress, self._last_loss(), time.perf_counter() - started)
