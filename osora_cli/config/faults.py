@@ -102,10 +102,11 @@ def _fault(path: Path, items: list[Any], schema: type[Section], layer: Layer) ->
     if kinds == {"missing"}:
         return Fault(f"`{key}` is missing", where, _allowed(path, schema))
     if kinds & {"union_tag_invalid", "union_tag_not_found"}:
-        expected = str(item.get("ctx", {}).get("expected_tags", "")).replace("'", "`")
+        types = resolve([schema], f"{key}.type")
+        expected = ", ".join(describe(a) for a in types.annotations) if types else None
         tag = item.get("ctx", {}).get("tag")
         message = f"`{key}.type` is missing" if tag is None else f"`{key}.type` is `{tag}`"
-        return Fault(message, layer.where((*path, "type")) if tag else where, expected or None)
+        return Fault(message, layer.where((*path, "type")) if tag else where, expected)
     if kinds == {"value_error"}:
         return Fault(f"`{key}`: {item['ctx']['error']}" if key else str(item["ctx"]["error"]), where)
     hint = None
