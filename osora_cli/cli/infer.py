@@ -17,7 +17,7 @@ app = new_app("Use a trained model.")
     "reconstruct",
     epilog=examples(
         "osora infer reconstruct --save-dir samples/mine --from-pretrained outputs/RUN",
-        "osora infer reconstruct my.yaml --dataset.data-path clips.csv --num-samples 8",
+        "osora infer reconstruct my.yaml --dataset.data-path clips.csv",
         fields_of="infer-reconstruct",
     ),
 )
@@ -34,7 +34,8 @@ def reconstruct(
 
     Writes orig/, recn/, side_by_side.png and metrics.json into --save-dir.
 
-    --from-pretrained (short for --model.from-pretrained) names the weights: a run, a checkpoint or a file.
+    --from-pretrained, short for --model.from-pretrained, names the weights: a run,
+    a checkpoint or a file.
     """
     output = Output(json_mode, quiet, debug)
     from osora_cli.config.schema import ReconstructConfig

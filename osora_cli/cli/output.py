@@ -28,6 +28,10 @@ _SETUP_ERRNOS = frozenset(
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+class ReaderGone(Exception):
+    """Whoever read stdout has closed it, as in `osora ... | head`."""
+
+
 class Output:
     """Where a command's words go.
 
@@ -45,7 +49,7 @@ class Output:
         if self.json_mode:
             self._json(payload)
             return
-        typer.echo(text if isinstance(text, str) else "\n".join(text))
+        _to_stdout(text if isinstance(text, str) else "\n".join(text))
 
     def note(self, text: str) -> None:
         """Something worth knowing that is no result."""
@@ -67,7 +71,7 @@ class Output:
     def _json(self, payload: Mapping[str, Any]) -> None:
         ordered = {"schema_version": SCHEMA_VERSION, **payload}
         unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-        typer.echo(json.dumps(_jsonable(ordered), ensure_ascii=not unicode, indent=2))
+        _to_stdout(json.dumps(_jsonable(ordered), ensure_ascii=not unicode, indent=2))
 
 
 def _error_json(error: OsoraError) -> dict[str, Any]:
@@ -118,6 +122,13 @@ def _jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, PurePath) else value
 
 
+def _to_stdout(text: str) -> None:
+    try:
+        typer.echo(text)
+    except BrokenPipeError as error:
+        raise ReaderGone from error
+
+
 def _to_stderr(text: str) -> None:
     try:
         typer.echo(text, err=True)
@@ -147,32 +158,31 @@ def guarded(command: F) -> F:
 def attempt(action: Callable[[], int | None], output: Output) -> int:
     """The exit code of `action`: its errors said, stdout flushed, a closed pipe passed over in silence."""
     try:
-        return _said(action, output)
-    except BrokenPipeError:
+        code = _said(action, output)
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError as error:
+            raise ReaderGone from error
+        except OSError as error:  # such as a full disk behind `> file`
+            _silence_stdout()
+            code = output.failure(error) if code == 0 else code
+        return code
+    except ReaderGone:
         _silence_stdout()
         return int(EXIT_BROKEN_PIPE)
 
 
 def _said(action: Callable[[], int | None], output: Output) -> int:
     try:
-        code = action() or 0
+        return action() or 0
+    except ReaderGone:
+        raise
     except KeyboardInterrupt as interrupt:
         # A second Ctrl-C ends the process at once, whatever is still being put away.
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
-        code = output.failure(interrupt)
-    except BrokenPipeError as error:
-        sys.stdout.flush()  # raises again if it was stdout whose reader has gone, as in `osora ... | head`
-        code = output.failure(error)
+        return output.failure(interrupt)
     except Exception as error:
-        code = output.failure(error)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # such as a full disk behind `> file`
-        _silence_stdout()
-        code = output.failure(error) if code == 0 else code
-    return code
+        return output.failure(error)
 
 
 def _silence_stdout() -> None:

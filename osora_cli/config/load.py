@@ -95,7 +95,7 @@ def _may_be_preset(text: str) -> bool:
 
 
 def _not_found(path: Path, text: str, group: str) -> ConfigError:
-    if path.is_dir():
+    if text and path.is_dir():
         inside = path / "config.yaml"
         hint = f"its config is `{inside}`" if inside.is_file() else None
         return ConfigError(f"`{text}` is a folder, a config is needed", hint=hint, allowed=_presets(group))

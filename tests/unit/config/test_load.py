@@ -103,7 +103,7 @@ def test_a_diamond_is_no_circle_but_a_circle_is(here: Path) -> None:
     assert load("c.yaml").config.epochs == 5
     write("x.yaml", "epochs: 1\n_base_: y.yaml\n")
     write("y.yaml", "_base_: x.yaml\n")
-    with pytest.raises(ConfigError, match="circle: `x.yaml` -> `y.yaml` -> `x.yaml`") as caught:
+    with pytest.raises(ConfigError, match=r"circle: `x\.yaml` -> `y\.yaml` -> `x\.yaml`") as caught:
         load("x.yaml")
     assert caught.value.where == "y.yaml:1"
     write("self.yaml", "_base_: self.yaml\n")
@@ -339,7 +339,7 @@ def test_other_kinds_of_files(here: Path) -> None:
     with pytest.raises(ConfigError, match=r"`c.py` is a Python config, which cannot be read"):
         load("c.py")
     write("c.toml", "")
-    with pytest.raises(ConfigError, match="of the kind `.toml`"):
+    with pytest.raises(ConfigError, match=r"of the kind `\.toml`"):
         load("c.toml")
 
 
