@@ -16,7 +16,7 @@ app = new_app("Use a trained model.")
 @app.command(
     "reconstruct",
     epilog=examples(
-        "osora infer reconstruct --save-dir samples/mine --from-pretrained outputs/RUN",
+        "osora infer reconstruct --save-dir recon --from-pretrained outputs/RUN",
         "osora infer reconstruct my.yaml --dataset.data-path clips.csv",
         fields_of="infer-reconstruct",
     ),
