@@ -1,0 +1,117 @@
+"""What is already known of the files of a run of `data meta`, on disk, so that an interrupted run goes on.
+
+A folder beside the output, one file a process, one JSON line a file looked at. It is how workers report, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import astuple
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from osora_cli.data.prober import Facts
+from osora_cli.errors import SetupError, UsageError
+
+
+class JournalWriter:
+    """Appends one process's findings. Lines are whole however the process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._file = os.open(folder / f"{os.getpid()}.jsonl", flags, 0o666)
+
+    def add(self, path: str, facts: Facts) -> None:
+        line = json.dumps({"path": path, "stamp": _stamp(path), "facts": astuple(facts)})
+        os.write(self._file, line.encode() + b"\n")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class Journal:
+    """The journal of one output. A context manager: while it is open, no second run writes the same output.
+
+    Left by an exception that is not one of ours (Ctrl-C, a kill), the folder stays for the next run; else it goes.
+
+    Args:
+        output: the table that is made.
+        exact: findings of a run that decoded are of no use to one that does not, and the other way round.
+    """
+
+    def __init__(self, output: Path, *, exact: bool) -> None:
+        self.folder = output.with_name(f".{output.name}.progress{'-exact' if exact else ''}")
+        self._offsets: dict[Path, int] = {}
+        self._count = 0
+
+    def __enter__(self) -> Journal:
+        try:
+            self.folder.mkdir(exist_ok=True)
+            self._lock = os.open(self.folder / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise SetupError(f"folder `{self.folder.parent}` cannot be written to: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise UsageError(f"another `osora data meta` is writing the table of `{self.folder}`") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None or issubclass(kind, Exception):
+            shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+    def read(self) -> dict[str, Facts]:
+        """Findings by file, those of files that have changed since left out."""
+        found: dict[str, Facts] = {}
+        for file in sorted(self.folder.glob("*.jsonl")):
+            for entry in _entries(file):
+                if entry["stamp"] == _stamp(entry["path"]):
+                    found[entry["path"]] = Facts(*entry["facts"])
+        return found
+
+    def forget_faults(self, found: dict[str, Facts]) -> dict[str, Facts]:
+        """Only what is good: a file that could not be read gets another try in a new run."""
+        return {path: facts for path, facts in found.items() if facts.reason is None}
+
+    def skip_old(self) -> None:
+        """Counts from here on."""
+        self.count_new()
+        self._count = 0
+
+    def count_new(self) -> int:
+        """Findings written since `skip_old`, by all processes."""
+        for file in self.folder.glob("*.jsonl"):
+            with file.open("rb") as opened:
+                opened.seek(self._offsets.get(file, 0))
+                data = opened.read()
+            self._offsets[file] = self._offsets.get(file, 0) + len(data)
+            self._count += data.count(b"\n")
+        return self._count
+
+
+def _entries(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open("rb") as opened:
+        for line in opened:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue  # cut off by a full disk or a crash of the machine
+            if isinstance(entry, dict):
+                yield entry
+
+
+def _stamp(path: str) -> list[int] | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return [status.st_size, status.st_mtime_ns]

@@ -1,0 +1,101 @@
+"""Writing tables so that nobody sees half of one: a temporary file beside the target, synced, then renamed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from osora_cli.data.meta import MetaTable
+from osora_cli.errors import SetupError, UsageError
+
+PARQUET = (".parquet", ".pq")
+_QUOTED = frozenset(',"\r\n')
+
+
+def check_output(output: Path) -> None:
+    """Refuses an output that could not be written, before any work is done, and makes its folder.
+
+    Raises:
+        UsageError: it is a folder, or neither CSV nor parquet by its extension.
+        SetupError: its folder cannot be made or written.
+    """
+    if output.is_dir():
+        raise UsageError(f"output `{output}` is a folder", allowed="a file ending in .csv or .parquet")
+    if output.suffix.lower() not in (".csv", *PARQUET):
+        raise UsageError(f"output `{output}` is neither CSV nor parquet by its name", allowed=".csv, .parquet, .pq")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"folder `{output.parent}` cannot be made: {error.strerror}") from error
+    if not os.access(output.parent, os.W_OK | os.X_OK):
+        raise SetupError(f"folder `{output.parent}` cannot be written to", hint="choose another --output")
+
+
+def write_meta_table(table: MetaTable, output: Path) -> None:
+    """Writes all columns, as CSV (UTF-8, commas, LF) or parquet by the output's extension.
+
+    Raises:
+        SetupError: no space, or no right to write; the old file is untouched then.
+    """
+    if output.suffix.lower() in PARQUET:
+        arrays = [table.as_array(name) for name in table.names]
+        with replaced(output) as file:
+            pq.write_table(pa.Table.from_arrays(arrays, names=table.names), file)
+    else:
+        write_csv(output, table.names, [table.as_text(name) for name in table.names])
+
+
+def write_csv(output: Path, names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
+    """Writes columns of text. Fields are quoted where a reader could else take them for more than one."""
+    with replaced(output) as file:
+        file.write(_line(names))
+        for start in range(0, len(columns[0]) if columns else 0, 10_000):
+            rows = zip(*(column[start : start + 10_000] for column in columns), strict=True)
+            file.write(b"".join(map(_line, rows)))
+
+
+def _line(fields: Iterable[str]) -> bytes:
+    return (",".join(map(_field, fields)) + "\n").encode("utf-8")
+
+
+def _field(text: str) -> str:
+    if _QUOTED.isdisjoint(text):
+        return text
+    return '"' + text.replace('"', '""') + '"'
+
+
+@contextmanager
+def replaced(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `target` when the block ends well, and is gone when it does not.
+
+    Raises:
+        SetupError: no space, or no right to write.
+    """
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        space = "no space left for it" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror or str(error)
+        raise SetupError(f"`{target}` cannot be written: {space}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
