@@ -11,7 +11,7 @@ import xxhash
 
 from osora_cli.checkpoint.comm import SINGLE, Comm, agree, together
 from osora_cli.checkpoint.commit import SmallState
-from osora_cli.checkpoint.contents import CheckpointContents, local_specs, merge_specs
+from osora_cli.checkpoint.contents import CheckpointContents, LocalSpec, local_specs, merge_specs
 from osora_cli.checkpoint.events import PHASES, SaveError, SaveEvent
 from osora_cli.checkpoint.layout import GROUPS, rng_file
 from osora_cli.checkpoint.plan import MIB, PAGE, RANGE_LIMIT, SHARD_LIMIT, Plan, PlanError, make_plan
@@ -32,6 +32,10 @@ __all__ = ["PHASES", "CheckpointStore", "SaveError", "SaveEvent"]
 DEFAULT_BUFFER = 16 << 30
 _SYNC_SLABS = 4  # a save that nobody trains beside needs no more than keeps the disk busy
 _MARGIN = MIB  # beside the files themselves: manifest, folders
+
+
+# One rank's small state: digest of what tensors it holds, files (path -> bytes), generator states. Plain, for `Comm`.
+_LocalState = tuple[str, dict[str, bytes], bytes]
 
 
 class CheckpointStore:
@@ -103,7 +107,11 @@ class CheckpointStore:
         self._job = job
         self._on_event(SaveEvent("submitted", self.run_dir / contents.counters.folder, contents.counters))
         if not self._tools.async_io:
-            job.run()
+            running = time.monotonic()
+            try:
+                job.run()
+            finally:
+                job.stall += time.monotonic() - running
             self._collect(wait=True)
             self._raise()
             return
@@ -159,36 +167,46 @@ class CheckpointStore:
 
     def _prepare(self, contents: CheckpointContents, started: float) -> SaveJob:
         """Everything that has to happen in the caller's thread: plan, small state, staging folder."""
-        name = contents.counters.folder
+        tools = self._tools
         try:
-            contents.check()
-            self._tools.on_phase("plan")
-            plan = self._agreed_plan(contents)
-            small = self._small_state(contents, plan)
-            snapshot = Snapshot(plan, self._tools.comm.rank, self._planned(contents), self._range_limit)
+            tools.on_phase("plan")
+            ranks = together(tools.comm, lambda: self._local_state(contents))
+            plan = self._agreed_plan(contents, [digest for digest, _, _ in ranks])
+            small = self._small_state(contents, plan, ranks)
+            snapshot = Snapshot(plan, tools.comm.rank, self._planned(contents), self._range_limit)
+            copier, slabs = self._copier_for(snapshot), self._slabs(snapshot)
             staging = self._staging_folder(contents, plan, small)
         except (ValueError, RuntimeError, OSError) as error:  # plan errors, disagreement, another rank's error
             if isinstance(error, OsoraError):
                 raise
+            name = contents.counters.folder
             raise SaveError(f"checkpoint `{name}` was not saved: {error}", where=str(self.run_dir)) from error
-        copier = self._copier_for(snapshot)
         copier.begin()
         if self._sequence is None:
             self._sequence = newest_sequence(self.run_dir)
         self._sequence += 1
-        return SaveJob(self._tools, snapshot, small, staging, copier, self._slabs(snapshot), self._sequence, started)
+        return SaveJob(tools, snapshot, small, staging, copier, slabs, self._sequence, started)
+
+    def _local_state(self, contents: CheckpointContents) -> _LocalState:
+        """What this rank brings along beside its tensors, as it is now."""
+        contents.check()
+        specs = self._local_specs(contents)
+        digest = xxhash.xxh3_128_hexdigest(repr(specs).encode())
+        return digest, small_files(contents), rng_bytes(contents.rng)
+
+    def _local_specs(self, contents: CheckpointContents) -> list[tuple[str, list[LocalSpec]]]:
+        return [(group, local_specs(group, shards)) for group, shards in self._planned(contents).items()]
 
     def _planned(self, contents: CheckpointContents) -> dict[str, list[TensorShard]]:
         """The groups that go to tensor files: all, but for EMA in synchronous mode."""
         return {g: s for g, s in contents.sharded.items() if self._tools.async_io or g != "ema"}
 
-    def _agreed_plan(self, contents: CheckpointContents) -> Plan:
+    def _agreed_plan(self, contents: CheckpointContents, digests: list[str]) -> Plan:
+        """The plan of the save before, while no rank's tensors have changed; else a new one that all agree on."""
         comm = self._tools.comm
-        local = [(group, local_specs(group, shards)) for group, shards in self._planned(contents).items()]
-        digests = comm.gather(xxhash.xxh3_128_hexdigest(repr(local).encode()))
         if self._plan is not None and self._plan[0] == digests:
             return self._plan[1]
-        ranks = [dict(specs) for specs in comm.gather(local)]
+        ranks = [dict(specs) for specs in comm.gather(self._local_specs(contents))]
         present = [group for group in GROUPS if any(group in specs for specs in ranks)]
         groups = {group: merge_specs(group, [specs.get(group, []) for specs in ranks]) for group in present}
         plan = make_plan(groups, comm.world_size, range_limit=self._range_limit, shard_limit=self._shard_limit)
@@ -196,10 +214,8 @@ class CheckpointStore:
         self._plan = (digests, plan)
         return plan
 
-    def _small_state(self, contents: CheckpointContents, plan: Plan) -> SmallState:
-        files = {**plan.indexes, **small_files(contents)}
-        for rank, data in enumerate(self._tools.comm.gather(rng_bytes(contents.rng))):
-            files[rng_file(rank)] = data
+    def _small_state(self, contents: CheckpointContents, plan: Plan, ranks: list[_LocalState]) -> SmallState:
+        files = {**plan.indexes, **ranks[0][1], **{rng_file(n): rng for n, (_, _, rng) in enumerate(ranks)}}
         ema = None
         if not self._tools.async_io and "ema" in contents.sharded:
             ema = full_tensors(self._tools.comm, "ema", contents.sharded["ema"])
