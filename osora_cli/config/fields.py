@@ -67,7 +67,9 @@ def members(annotation: Any) -> list[Any]:
 
 def sections_of(annotation: Any) -> list[type[Section]]:
     """The sections among the alternatives; several for a section told apart by `type`."""
-    return [m for m in members(annotation) if isinstance(m, type) and issubclass(m, Section)]
+    # Python 3.10 takes list[str] for a type, and issubclass then refuses it.
+    plain = (m for m in members(annotation) if get_origin(m) is None and isinstance(m, type))
+    return [m for m in plain if issubclass(m, Section)]
 
 
 def mapping_of(annotation: Any) -> tuple[Any, Any] | None:
