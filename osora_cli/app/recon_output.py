@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,8 @@ class ClipSink:
         """Put the files in place. Only when all frames have come in."""
         if self.done != len(self.plan):
             raise RuntimeError(f"`{self.plan.path}`: {self.done} of {len(self.plan)} frames have come in")
-        self._close()
+        for side in ("orig", "recn"):
+            self._close(side)
         for side in ("orig", "recn"):
             self._temporary(side).replace(self._folder / self._place(side))
         score = self._score()
@@ -163,11 +165,10 @@ class ClipSink:
 
     def abort(self) -> None:
         """Give the clip up and remove its unfinished files."""
-        try:
-            self._close()
-        finally:
-            for side in ("orig", "recn"):
-                self._temporary(side).unlink(missing_ok=True)
+        for side in ("orig", "recn"):
+            with suppress(Exception):  # an encoder that was given nothing, or a full disk: the file goes anyway
+                self._close(side)
+            self._temporary(side).unlink(missing_ok=True)
 
     def _score(self) -> ClipScore:
         plan, sums = self.plan, self._sums
@@ -202,10 +203,9 @@ class ClipSink:
                 if i in self._shown:
                     self.picture.frames.append((i, one.copy(), other.copy()))
 
-    def _close(self) -> None:
-        for side in ("orig", "recn"):
-            if side in self._writers:
-                self._writers.pop(side).close()
+    def _close(self, side: str) -> None:
+        if side in self._writers:
+            self._writers.pop(side).close()
 
     def _place(self, side: str) -> str:
         return f"{side}/{self.plan.name}{self._ending}"
