@@ -25,10 +25,21 @@ def picture_parameters(codec: str, packet: memoryview, *, lengths: bool) -> byte
         return _sequence_sets(_units(head, lengths=lengths), hevc=codec == "hevc")
     if codec == "vp8":
         return head[6:10]  # RFC 6386, 9.1: width and height of a key frame
+    if codec == "vp9":
+        return _vp9_size(head)
     if codec in ("mpeg1video", "mpeg2video"):
         at = head.find(b"\x00\x00\x01\xb3")
         return head[at + 4 : at + 7] if at >= 0 else b""
     return b""
+
+
+def _vp9_size(head: bytes) -> bytes:
+    """Colour and size out of a VP9 key frame of profile 0 or 2 (VP9 bitstream specification, 6.2)."""
+    if len(head) < 10 or head[1:4] != b"\x49\x83\x42" or head[0] & 0x20:
+        return b""
+    # After the sync code: a bit of depth in profile 2, three of colour space, one of range, 16 of width, 16 of height.
+    used = 37 if head[0] & 0x10 else 36
+    return (int.from_bytes(head[4:9], "big") >> (40 - used)).to_bytes(5, "big")
 
 
 def _sequence_sets(units: list[bytes], *, hevc: bool) -> bytes:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from osora_cli.data.frame_index import NO_TIME, FrameIndex, check_size
 from osora_cli.data.index_cache import frame_index
 from osora_cli.data.media_types import AnyPath, MediaError, is_still
+from osora_cli.data.pixels import rgb_of
 from osora_cli.data.stills import read_still
 from osora_cli.data.streams import decode, open_video, packets_of
 
@@ -86,14 +87,10 @@ def _fill(
         for number, frame in _numbered(container, stream, index, int(wanted[0]), from_start=from_start):
             if number in rows and not frame.is_corrupt:
                 check_size(path, index, number, frame.height, frame.width)
-                out[rows.pop(number)] = index.orientation.apply(_rgb(frame))
+                out[rows.pop(number)] = index.orientation.apply(rgb_of(frame))
             if number >= last:
                 break
     return min(rows) if rows else None
-
-
-def _rgb(frame: VideoFrame) -> NDArray[np.uint8]:
-    return np.asarray(frame.to_ndarray(format="rgb24"), dtype=np.uint8)
 
 
 def _numbered(

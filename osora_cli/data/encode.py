@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from osora_cli.data.media_types import AnyPath, MediaError
 from osora_cli.data.streams import error_text
 
+_BT601, _LIMITED = 6, 1  # SMPTE 170M and MPEG range, in FFmpeg's numbering
+
 
 class VideoWriter:
     """Writes one video frame by frame, so that a long one need not be in memory. A context manager, or `close` it.
@@ -38,6 +40,10 @@ class VideoWriter:
         self._stream = self._container.add_stream("libx264rgb" if lossless else "libx264", rate=rate)
         self._stream.height, self._stream.width = height, width
         self._stream.pix_fmt = "rgb24" if lossless else "yuv420p" if even else "yuv444p"
+        if not lossless:
+            # What the conversion below does: said, so that players undo it and not BT.709, their guess for large sizes.
+            self._stream.codec_context.colorspace = _BT601
+            self._stream.codec_context.color_range = _LIMITED
         self._stream.options = {"crf": "0" if lossless else "12", "preset": "veryfast"}
 
     def write(self, frames: NDArray[np.uint8]) -> None:
