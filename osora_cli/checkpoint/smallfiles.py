@@ -67,20 +67,20 @@ def full_tensors(comm: Comm, group: str, shards: Sequence[TensorShard]) -> dict[
 
     With several ranks they come one by one, so that no other rank ever holds more than one tensor of the rest.
     """
-    local = {file_key(group, shard.key): shard for shard in shards}
     if comm.world_size == 1:
-        return {key: _whole(shard) for key, shard in local.items()}
+        return {file_key(group, shard.key): _whole(shard) for shard in shards}
+    local: dict[str, list[TensorShard]] = {}
+    for shard in shards:
+        local.setdefault(file_key(group, shard.key), []).append(shard)
     out: dict[str, torch.Tensor] = {}
     for key in dict.fromkeys(key for keys in comm.gather(list(local)) for key in keys):
-        parts = comm.gather(_plain_shard(local[key]) if key in local else None)
-        if comm.rank:
-            continue
-        for part in parts:
-            if part is not None:
-                dtype, shape, start, data = part
+        ranks = comm.gather([_plain_shard(shard) for shard in local.get(key, [])])
+        for dtype, shape, start, data in (part for parts in ranks for part in parts):
+            if comm.rank == 0:
                 whole = out.setdefault(key, torch.empty(shape, dtype=TORCH_DTYPES[dtype]))
                 begin = start * whole.element_size()
-                byte_view(whole)[begin : begin + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+                if data:
+                    byte_view(whole)[begin : begin + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return out
 
 
@@ -92,9 +92,7 @@ def _whole(shard: TensorShard) -> torch.Tensor:
     return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
-def _plain_shard(shard: TensorShard) -> tuple[str, tuple[int, ...], int, bytes] | None:
-    if not shard.tensor.numel():
-        return None
+def _plain_shard(shard: TensorShard) -> tuple[str, tuple[int, ...], int, bytes]:
     data = byte_view(shard.tensor).cpu().numpy().tobytes()
     return DTYPE_NAMES[shard.dtype], tuple(shard.shape), shard.start, data
 

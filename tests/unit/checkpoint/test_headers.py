@@ -56,9 +56,7 @@ def _entry(begin: int, end: int, shape: list[int], dtype: str = "F32") -> dict[s
         ({"a": _entry(0, 8, [2])}, 9, None, "1 bytes behind"),
     ],
 )
-def test_layout_faults_name_the_tensor(
-    tmp_path: Path, table: object, data: int, tensor: str | None, what: str
-) -> None:
+def test_layout_faults_name_the_tensor(tmp_path: Path, table: object, data: int, tensor: str | None, what: str) -> None:
     path = _file(tmp_path / "x.safetensors", table, data)
     faults = layout_faults(read_header(path), path.stat().st_size)
     assert any(key == tensor and what in text for key, text in faults), faults

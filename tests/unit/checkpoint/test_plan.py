@@ -9,10 +9,10 @@ from math import prod
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ranks import Split, bounds
 
 from osora_cli.checkpoint.headers import ITEMSIZE
 from osora_cli.checkpoint.plan import MIB, PAGE, Part, Plan, PlanError, TensorSpec, make_plan
-from support.ranks import Split, bounds
 
 RANKS = (1, 2, 3, 4, 8)
 SPLITS: tuple[Split, ...] = ("flat", "rows", "replicated", "first", "mesh")
@@ -27,7 +27,7 @@ def check_plan(plan: Plan) -> None:
     """Ranges tile each file once, none is too long, no two ranks share a page, and every byte is to be had."""
     for file in plan.files:
         position = file.header.data_start
-        pages: dict[int, int] = {page: 0 for page in range(-(-position // PAGE))}
+        pages: dict[int, int] = dict.fromkeys(range(-(-position // PAGE)), 0)
         for segment in file.segments:
             assert segment.offset == position
             assert 0 < segment.length <= plan.range_limit
