@@ -11,6 +11,7 @@ from osora_cli.app.feed import TableFeed
 from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
 from osora_cli.app.vae_input import VaeInput, check_vae_input, clip_lengths
 from osora_cli.checkpoint.layout import checkpoint_folders
+from osora_cli.checkpoint.leftovers import clean_leftovers
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.store import CheckpointStore
 from osora_cli.config.freeze import to_plain, write_config
@@ -271,7 +272,10 @@ def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: Observ
 
 
 def _open_folder(config: TrainConfig, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
-    """From here on the run's records change: config, what is newer than the start, metrics beyond it."""
+    """From here on the run's records change: leftovers, what is newer than the start, config, metrics beyond it."""
+    removed = clean_leftovers(plan.folder)
+    if removed:
+        plan.notes.append(f"removed what an ended process had left: {', '.join(p.name for p in removed)}")
     if plan.in_place and plan.start is not None:
         moved = set_aside_later(plan.folder, plan.start)
         if moved:

@@ -17,7 +17,16 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["osora_cli.cli.main", "osora_cli.app.train", "osora_cli.app.resume", "osora_cli.app.ckpt"]
+# torch imports its compiler's front end with the first optimizer; that alone takes a second.
+_PRELOAD = [
+    "torch._dynamo",
+    "osora_cli.cli.main",
+    "osora_cli.app.train",
+    "osora_cli.app.resume",
+    "osora_cli.app.ckpt",
+    "osora_cli.app.reconstruct",
+    "osora_cli.model.dc_ae.autoencoder",
+]
 
 
 @dataclass(frozen=True)
