@@ -9,8 +9,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
 from osora_cli import __version__
 from osora_cli.checkpoint.layout import checkpoint_folders, parse_folder_name
 from osora_cli.checkpoint.resolve import Resolved, newest_verified, resolve_load
@@ -35,7 +33,7 @@ class RunPlan:
     """Where a training writes and what it starts from.
 
     Attributes:
-        folder: the run's folder, made.
+        folder: the run's folder; `open_folder` makes it.
         info: who the run is.
         start: the checkpoint to go on from, or None.
         in_place: whether `start` is of this very run, so that its records are continued.
@@ -63,7 +61,6 @@ def plan_run(
     Raises:
         UsageError: the run exists and is neither resumed nor loaded from.
         CheckpointError: `load` leads to nothing that verifies.
-        SetupError: the folder cannot be made or written.
     """
     name = exp_name or _fresh_name(Path(outputs), config_name)
     folder = Path(outputs) / name
@@ -88,7 +85,6 @@ def plan_run(
         in_place = True
     elif resume_auto and start is None:
         notes.append(f"`--resume auto`: {folder} does not exist yet, the run starts anew")
-    make_folder(folder)
     return RunPlan(folder, _info(folder, command, config_name), start, in_place, notes)
 
 
@@ -118,13 +114,14 @@ def set_aside_later(folder: Path, start: Path) -> list[str]:
     return [p.name for p in later]
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder that can be written, or say why not."""
+def open_folder(plan: RunPlan) -> None:
+    """Make the run's folder and say in it who the run is. Raises SetupError where that cannot be."""
+    folder = plan.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".write-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        temporary = folder / f".{RUN_FILE}.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(asdict(plan.info), indent=2) + "\n", encoding="utf-8")
+        temporary.replace(folder / RUN_FILE)
     except OSError as error:
         raise SetupError(
             f"cannot write to `{folder}`: {error.strerror}",
@@ -144,12 +141,7 @@ def _info(folder: Path, command: str, config_name: str) -> RunInfo:
     found = read_info(folder)
     if found is not None:
         return found
-    info = RunInfo(uuid.uuid4().hex, command, config_name, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
-    temporary = folder / f".{RUN_FILE}.tmp"
-    data: dict[str, Any] = asdict(info)
-    temporary.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / RUN_FILE)
-    return info
+    return RunInfo(uuid.uuid4().hex, command, config_name, time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
 
 def _is_run(folder: Path) -> bool:

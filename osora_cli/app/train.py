@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from osora_cli.app.feed import TableFeed
-from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
+from osora_cli.app.runs import RunPlan, open_folder, plan_run, set_aside_later
 from osora_cli.app.vae_input import VaeInput, check_vae_input, clip_lengths
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.leftovers import clean_leftovers
@@ -106,18 +106,19 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
     """Train in the planned folder. The input has been checked."""
     reader = CheckpointReader(plan.start) if plan.start else None
     position = _position(config, checked, reader)
+    engine = make_engine(
+        engine=config.engine,
+        plugin=config.plugin,
+        dtype=config.dtype,
+        device=config.device,
+        deterministic=config.deterministic,
+    )
+    open_folder(plan)
     observer = _observers(config, quiet)
     store: CheckpointStore | None = None
     feed: TableFeed | None = None
     try:
         seed_everything(config.seed)
-        engine = make_engine(
-            engine=config.engine,
-            plugin=config.plugin,
-            dtype=config.dtype,
-            device=config.device,
-            deterministic=config.deterministic,
-        )
         state = _build(config, checked, engine, reader)
         plan.notes += [*checked.notes, *state.task.notes(), *_engine_notes(config, engine)]
         progress = Progress()
@@ -129,7 +130,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         )
         progress.epoch, progress.step = position.epoch, feed.start_step
         store = _store(config, plan, state, observer)
-        _open_folder(config, plan, progress, observer)
+        _begin_records(config, plan, progress, observer)
         trainer = Trainer(
             settings=_loop_settings(config),
             engine=engine,
@@ -271,7 +272,7 @@ def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: Observ
     )
 
 
-def _open_folder(config: TrainConfig, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
+def _begin_records(config: TrainConfig, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
     """From here on the run's records change: leftovers, what is newer than the start, config, metrics beyond it."""
     removed = clean_leftovers(plan.folder)
     if removed:
