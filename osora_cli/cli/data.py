@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -35,44 +35,60 @@ def meta(
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Decode every clip: slow, right for damaged files.")] = False,
     on_error: Annotated[
-        str, typer.Option("--on-error", metavar="skip|fail", help="What a clip that cannot be read does.")
+        str,
+        typer.Option(
+            "--on-error", metavar="ACT", help="A clip that cannot be read: skip leaves it out, keep leaves it empty."
+        ),
     ] = "skip",
+    time_limit: Annotated[
+        float, typer.Option("--time-limit", metavar="S", help="Seconds that looking at one clip may take.")
+    ] = 60.0,
     json_mode: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
     """Add num_frames, height, width, aspect_ratio, resolution and fps to a table of clips.
 
-    A clip that cannot be read is left out, counted and named with the reason.
+    A clip that cannot be read is counted and named with the reason; --on-error says
+    what becomes of it: skip, keep or fail.
     """
     output = Output(json_mode, quiet, debug)
-    if on_error not in ("skip", "fail"):
-        raise UsageError(f"`--on-error` is `{on_error}`", where="--on-error", allowed="skip, fail")
+    if on_error not in ("skip", "keep", "fail"):
+        raise UsageError(f"`--on-error` is `{on_error}`", where="--on-error", allowed="skip, keep, fail")
+    if not time_limit > 0:
+        raise UsageError(f"`--time-limit` is `{time_limit}`", where="--time-limit", allowed="more than 0 s")
     from osora_cli.app.data_meta import make_meta
 
     progress = Progress(output, "data meta", "clips")
     try:
-        result: Any = make_meta(
+        result = make_meta(
             Path(source),
             Path(target),
             num_workers=num_workers,
             root=None if root is None else Path(root),
             exact=exact,
             on_error=on_error,
+            time_limit_s=time_limit,
             progress=progress,
         )
     finally:
         progress.close()
+    for note in result.notes:
+        output.note(note)
+    what = "left empty" if on_error == "keep" else "left out"
     for path, reason in result.bad[:SHOWN]:
-        output.note(f"left out: {path}: {reason}")
+        output.note(f"{what}: {path}: {reason}")
     if len(result.bad) > SHOWN:
-        output.note(f"left out: {len(result.bad) - SHOWN} more")
+        output.note(f"{what}: {len(result.bad) - SHOWN} more")
     report = None if result.bad_report is None else str(result.bad_report)
     payload = {
         "output": str(result.output),
         "rows": result.rows,
-        "bad": [{"path": str(path), "reason": reason} for path, reason in result.bad],
+        "looked_at": result.probed,
+        "bad": [{"path": path, "reason": reason} for path, reason in result.bad],
         "bad_report": report,
+        "notes": list(result.notes),
         "seconds": round(result.seconds, 3),
     }
-    output.result(payload, meta_lines(result.rows, str(result.output), result.seconds, len(result.bad), report))
+    lines = meta_lines(result.rows, str(result.output), result.seconds, {what: len(result.bad)}, report)
+    output.result(payload, lines)

@@ -15,7 +15,7 @@ import typer
 import typer.main
 
 from osora_cli.cli import ckpt, config, data, demo, infer, resume, train, weights
-from osora_cli.cli.argv import has_flag, plan_invocation
+from osora_cli.cli.argv import HELP_WORDS, has_flag, plan_invocation
 from osora_cli.cli.options import new_app
 from osora_cli.cli.output import Output, attempt
 
@@ -60,7 +60,13 @@ def _dispatch(words: list[str]) -> int:
     if "_OSORA_COMPLETE" in os.environ:  # a shell asks for completions: argv is not ours to read
         root_command.main(args=words, prog_name="osora")
     found = plan_invocation(root_command, words)
-    code = found.command.main(args=found.argv, prog_name=found.name, standalone_mode=False, obj=found.overrides)
+    code = found.command.main(
+        args=found.argv,
+        prog_name=found.name,
+        standalone_mode=False,
+        obj=found.overrides,
+        help_option_names=list(HELP_WORDS),
+    )
     return code if isinstance(code, int) else 0
 
 

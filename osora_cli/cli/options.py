@@ -29,7 +29,6 @@ def new_app(help_text: str) -> typer.Typer:
         help=help_text,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 

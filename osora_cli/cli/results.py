@@ -117,7 +117,8 @@ def demo_lines(result: Mapping[str, Any]) -> list[str]:
     return [*lines, f"done in {duration(float(result.get('seconds') or 0.0))}"]
 
 
-def meta_lines(rows: int, output: str, seconds: float, bad: int, report: str | None) -> list[str]:
-    """What a table of metadata holds, and how many files had to be left out of it."""
-    lines = table([("table", output), ("clips", rows), ("left out", bad or None), ("time", duration(seconds))])
-    return [*lines, f"why each was left out: {report}"] if bad and report else lines
+def meta_lines(rows: int, output: str, seconds: float, bad: Mapping[str, int], report: str | None) -> list[str]:
+    """What a table of metadata holds, and how many files could not be read. `bad`: count by what became of them."""
+    counts = [(what, count or None) for what, count in bad.items()]
+    lines = table([("table", output), ("clips", rows), *counts, ("time", duration(seconds))])
+    return [*lines, f"why, file by file: {report}"] if report else lines

@@ -238,6 +238,8 @@ def test_data_meta(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         output: Path
         seconds: float
         bad_report: Path | None
+        probed: int = 14
+        notes: tuple[str, ...] = ()
 
     def make_meta(source: Path, target: Path, **kwargs: Any) -> Meta:
         kwargs.pop("progress")
@@ -247,7 +249,7 @@ def test_data_meta(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, "osora_cli.app.data_meta", make_meta=make_meta)
     said = osora("data", "meta", "--input", "a.csv", "--output=b.csv", "--num_workers", "0", "--root", "/r", "--exact")
     assert said.code == 0
-    expected = {"num_workers": 0, "root": Path("/r"), "exact": True, "on_error": "skip"}
+    expected = {"num_workers": 0, "root": Path("/r"), "exact": True, "on_error": "skip", "time_limit_s": 60.0}
     assert calls == [(Path("a.csv"), Path("b.csv"), expected)]
     assert "clips     2" in said.out
     assert "left out  12" in said.out
@@ -258,6 +260,7 @@ def test_data_meta(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for argv in (["--input", "a"], ["--input", "a", "--output", "b", "--num-workers", "-1"],
                  ["--input", "a", "--output", "b", "--num-workers", "x"],
                  ["--input", "a", "--output", "b", "--on-error", "stop"],
+        ["--input", "a", "--output", "b", "--time-limit", "0"],
                  ["--input", "a", "--output", "b", "c"], ["--inptu", "a", "--output", "b"]):  # fmt: skip
         said = osora("data", "meta", *argv)
         assert said.code == 2, argv
