@@ -76,11 +76,13 @@ def full_tensors(comm: Comm, group: str, shards: Sequence[TensorShard]) -> dict[
     for key in dict.fromkeys(key for keys in comm.gather(list(local)) for key in keys):
         ranks = comm.gather([_plain_shard(shard) for shard in local.get(key, [])])
         for dtype, shape, start, data in (part for parts in ranks for part in parts):
-            if comm.rank == 0:
-                whole = out.setdefault(key, torch.empty(shape, dtype=TORCH_DTYPES[dtype]))
-                begin = start * whole.element_size()
-                if data:
-                    byte_view(whole)[begin : begin + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            if comm.rank:
+                continue
+            if key not in out:
+                out[key] = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
+            begin = start * out[key].element_size()
+            if data:
+                byte_view(out[key])[begin : begin + len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     return out
 
 

@@ -151,6 +151,16 @@ def check_files(i: Inspection) -> Iterator[Finding]:
         yield Finding(name, None, what, "damage" if inside or name.endswith(".safetensors") else "note")
 
 
+def without_bytes(i: Inspection, manifest: Manifest) -> set[str]:
+    """Files whose bytes need not be read to know that they are not those of the manifest (`check_files` says why)."""
+
+    def whole(name: str, size: int) -> bool:
+        path = i.path / name
+        return not _escapes(name) and path.is_file() and path.stat().st_size == size
+
+    return {name for name, record in manifest.files.items() if not whole(name, record.size)}
+
+
 def check_headers(i: Inspection) -> Iterator[Finding]:
     """Every safetensors file: header readable, offsets contiguous, file size exact."""
     for name, path in i.files():
