@@ -37,5 +37,5 @@ def register(app: typer.Typer) -> None:
     app.command(
         "demo",
         short_help="The whole path on this machine, in minutes.",
-        epilog=examples("osora demo", "osora demo --dir /tmp/osora-demo"),
+        epilog=examples("osora demo", "osora demo --dir my-demo"),
     )(demo)
