@@ -94,7 +94,6 @@ _STRUCTURE = (
     _Step("files", structure.check_files),
     _Step("headers", structure.check_headers),
     _Step("indexes", structure.check_indexes),
-    _Step("optimizer", structure.check_optimizer),
     _Step("async log", structure.check_log),
     _Step("parts", structure.check_parts),
 )
@@ -118,6 +117,8 @@ def _run_checks(i: Inspection, progress: Progress | None, threads: int | None) -
                     continue
                 seen.add((finding.file, "missing"))
             check.findings.append(finding)
+            if finding.kind != "note":
+                i.spoiled.add(finding.file)
         checks.append(check)
 
     for step in _STRUCTURE:
@@ -127,10 +128,11 @@ def _run_checks(i: Inspection, progress: Progress | None, threads: int | None) -
         for step in _WITHOUT_MANIFEST:
             add(step.name, step.run(i))
         checks.append(Check("digests", detail="no manifest: flipped bits cannot be told", skipped=True))
-        return checks
-    skip = structure.without_bytes(i, i.manifest)
-    what = "every byte" if i.level == "digest" else "headers and small files only: the tensors' bytes were not read"
-    add("digests", check_digests(i, i.manifest, skip, threads=threads, progress=progress), what)
+    else:
+        skip = structure.without_bytes(i, i.manifest)
+        what = "every byte" if i.level == "digest" else "headers and small files only: the tensors' bytes were not read"
+        add("digests", check_digests(i, i.manifest, skip, threads=threads, progress=progress), what)
+    add("optimizer", structure.check_optimizer(i))
     return checks
 
 
