@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 
@@ -47,29 +49,49 @@ class VideoWriter:
         self._stream.options = {"crf": "0" if lossless else "12", "preset": "veryfast"}
 
     def write(self, frames: NDArray[np.uint8]) -> None:
-        """Appends frames `[T, H, W, 3]` uint8 RGB."""
+        """Appends frames `[T, H, W, 3]` uint8 RGB.
+
+        Raises:
+            MediaError: no such folder, no space, or no right to write.
+        """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (*self._size, 3):
             raise ValueError(f"frames must be uint8 {['T', *self._size, 3]}, got {frames.dtype} {list(frames.shape)}")
-        for picture in frames:
-            self._mux(av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24"))
-
-    def close(self) -> None:
-        """Writes what the encoder still holds, and the file's end. May be called again."""
-        container, self._container = self._container, None
-        if container is not None:
-            with container:
-                container.mux(self._stream.encode(None))
-
-    def _mux(self, frame: av.VideoFrame) -> None:
         if self._container is None:
             raise ValueError("the video is closed")
-        self._container.mux(self._stream.encode(frame))
+        with self._reported():
+            for picture in frames:
+                frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")
+                self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        """Writes what the encoder still holds, and the file's end. May be called again.
+
+        Raises:
+            MediaError: no space, or no right to write.
+        """
+        container, self._container = self._container, None
+        if container is not None:
+            with self._reported(), container:
+                container.mux(self._stream.encode(None))
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except (av.FFmpegError, OSError) as error:
+            raise MediaError(self._path, f"cannot be written: {error_text(error)}") from error
 
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        container, self._container = self._container, None
+        if container is not None:
+            with suppress(av.FFmpegError, OSError):  # the first error is the one to report
+                container.close()
 
 
 def write_video(path: AnyPath, frames: NDArray[np.uint8], fps: float | Fraction, lossless: bool = False) -> None:

@@ -38,6 +38,8 @@ def read_iso_header(path: AnyPath) -> IsoHeader | None:
     """Reads the header, or returns None when the file is no mp4 or mov, or its header is unusual."""
     header: IsoHeader | None = None
     try:
+        if not Path(path).is_file():
+            return None  # a pipe would wait for a writer
         with Path(path).open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             for kind, begin, end in _boxes(file, 0, size):

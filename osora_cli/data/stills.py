@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
+from PIL.TiffImagePlugin import TiffImageFile
 
 from osora_cli.data.media_types import AnyPath, MediaError
 from osora_cli.data.streams import error_text, regular_file
 
-_EXIF_ORIENTATION = 0x0112
+_TIFF_WIDTH, _TIFF_HEIGHT, _EXIF_ORIENTATION = 0x0100, 0x0101, 0x0112
 # EXIF 2.32, 4.6.4: orientations 5 to 8 swap rows and columns.
 _TURNED = frozenset({5, 6, 7, 8})
 
@@ -32,14 +33,19 @@ def _open_still(path: AnyPath) -> Iterator[Image.Image]:
 
 
 def still_size(path: AnyPath) -> tuple[int, int]:
-    """(height, width) as displayed, from the header alone.
+    """(height, width) as displayed, without decoding (a PNG is read through, for its EXIF data may stand at its end).
 
     Raises:
         MediaError: the file is not an image that Pillow knows.
     """
     with _open_still(path) as image:
-        width, height = image.size
-        turned = image.getexif().get(_EXIF_ORIENTATION) in _TURNED
+        if isinstance(image, TiffImageFile):
+            # Some versions of Pillow give the size of a TIFF as stored, some as displayed; its own tags are clear.
+            width, height = int(image.tag_v2[_TIFF_WIDTH]), int(image.tag_v2[_TIFF_HEIGHT])
+            turned = image.tag_v2.get(_EXIF_ORIENTATION) in _TURNED
+        else:
+            width, height = image.size
+            turned = image.getexif().get(_EXIF_ORIENTATION) in _TURNED
     return (width, height) if turned else (height, width)
 
 
