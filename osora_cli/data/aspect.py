@@ -114,13 +114,24 @@ def resolve_resolution(name: str, spatial_compression: int, training: bool = Tru
     elif setting.startswith("ar"):
         ratio = setting[2:]
         if ratio not in sizes:
-            raise ConfigError(
-                f"resolution `{name}`: no ratio `{ratio}` in steps of {spatial_compression} pixels",
-                allowed=", ".join(sizes),
-            )
+            raise _no_ratio(name, base, ratio, sizes, spatial_compression)
     else:
         raise ConfigError(f"`{setting}` in resolution `{name}` is not a setting", allowed=_ALLOWED)
     return Resolution(pixels, MappingProxyType({ratio: sizes[ratio]}))
+
+
+def _no_ratio(name: str, base: str, ratio: str, sizes: Mapping[str, Size], step: int) -> ConfigError:
+    allowed = ", ".join(sizes)
+    if ratio in (*RATIO_NAMES, *map(_flipped, RATIO_NAMES)):
+        size = _fit(_base_pixels(base, name), ratio, step, nearest=True)
+        same = next((other for other, other_size in sizes.items() if other_size == size), None)
+        if size is not None and same is not None:
+            return ConfigError(
+                f"resolution `{name}`: in steps of {step} pixels `{ratio}` is {size[1]}x{size[0]}, the same as `{same}`",
+                allowed=allowed,
+                hint=f"write `{base}_ar{same}`",
+            )
+    return ConfigError(f"resolution `{name}`: no ratio `{ratio}` in steps of {step} pixels", allowed=allowed)
 
 
 def image_size(resolution: str, ratio: str, spatial_compression: int) -> Size:

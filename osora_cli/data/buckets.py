@@ -96,6 +96,10 @@ def _check_entry(where: str, frames: Any, entry: Any) -> tuple[Probability, int]
     return float(values[0]), batch_size
 
 
+def _frames(count: int) -> str:
+    return "1 frame" if count == 1 else f"{count} frames"
+
+
 class BucketTable:
     """The buckets of a `bucket_config`, and the assignment of clips to them.
 
@@ -225,9 +229,9 @@ class BucketTable:
         """One clip's way past the buckets in words: its frames, how many are used, and what each resolution asks."""
         interval = int(frame_intervals(np.array([fps], dtype=np.float64), fps_max)[0])
         used = num_frames // interval
-        facts = f"{num_frames} frames"
+        facts = _frames(num_frames)
         if interval > 1:
-            facts += f" at {fps:g} fps, used every {interval} frames (fps_max {fps_max:g}): {used} frames"
+            facts += f" at {fps:g} fps, used every {interval} frames (fps_max {fps_max:g}): {_frames(used)}"
         facts += f", {width}x{height}"
         return "; ".join([facts, *(self._explain_level(level, used, height * width) for level in self._levels)])
 
@@ -241,7 +245,7 @@ class BucketTable:
         if shortest is None:
             return f"`{level.name}` takes single frames only"
         if used < shortest:
-            return f"`{level.name}` needs {shortest} frames, it has {used}"
+            return f"`{level.name}` needs {_frames(shortest)}, it has {used}"
         return f"`{level.name}` draws by probability"
 
 
@@ -258,6 +262,8 @@ class _Chunk:
 
     def _below(self, index: NDArray[np.intp], probability: float, or_equal: bool) -> NDArray[np.bool_]:
         """For each clip whether the next number of its generator is below `probability`."""
+        if not index.size:
+            return np.empty(0, dtype=np.bool_)
         if self._uniform is None:
             self._uniform = SeededUniform(self._seeds)
         drawn = self._uniform.random(index)

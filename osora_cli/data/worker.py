@@ -6,6 +6,7 @@ that still has a save to make. A trainer that is killed must not leave workers b
 
 from __future__ import annotations
 
+import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
@@ -28,9 +29,14 @@ def start_worker(worker_id: int) -> None:
 
 
 def _watch(parent: int) -> None:
-    """Ends the process when its parent has gone, or some time after a SIGTERM."""
+    """Ends the process when its trainer has gone, or some time after a SIGTERM.
+
+    The parent is the fork server, which ends with the process that began it. That need not be the trainer (which may
+    itself come from a fork server), so the trainer is watched as well, by the pipe that only it holds open.
+    """
+    trainer = multiprocessing.parent_process()
     deadline = float("inf")
-    while os.getppid() == parent and time.monotonic() < deadline:
+    while os.getppid() == parent and (trainer is None or trainer.is_alive()) and time.monotonic() < deadline:
         if _terminated(_POLL_S):
             deadline = min(deadline, time.monotonic() + _GRACE_S)
     # Not sys.exit: queues have threads that would wait for a reader.
