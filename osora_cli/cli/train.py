@@ -21,7 +21,6 @@ app = new_app("Train a model.")
         "osora train vae --dataset.data-path clips.csv --async-io",
         "osora train vae my.yaml --max-steps 1000 --lr 5e-5",
         "osora train vae --load outputs/RUN/epoch*-global_step*",
-        "torchrun --nproc-per-node 8 -m osora_cli train vae",
         fields_of="train-vae",
     ),
 )

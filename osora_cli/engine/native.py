@@ -7,6 +7,7 @@ micro-batches is in fp32 and working weights are bf16(master), bit for bit.
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -150,7 +151,19 @@ def pick_device(wanted: str = "auto") -> torch.device:
 
 
 def make_engine(*, engine: str, plugin: str, dtype: str, device: str, deterministic: bool) -> NativeEngine:
-    """The engine that a config asks for. `auto` is native: it is the only one that runs one process on one device."""
+    """The engine that a config asks for. `auto` is native: it is the only one that runs one process on one device.
+
+    Raises:
+        ConfigError: no engine of that name.
+        SetupError: no such device, or a launcher has started several processes, each of which would train alone.
+    """
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks != "1":
+        raise SetupError(
+            f"this version trains in one process, and the launcher started {ranks}",
+            where="WORLD_SIZE in the environment",
+            hint="start it without torchrun: `osora train ...`",
+        )
     if engine not in ("auto", "native"):
         raise ConfigError(f"engine `{engine}` is not known", allowed="auto, native")
     return NativeEngine(pick_device(device), dtype, plugin, deterministic=deterministic)

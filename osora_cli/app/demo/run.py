@@ -201,8 +201,15 @@ class _Demo:
 
     def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "osora_cli", *arguments, *(["--quiet"] if self.quiet else [])]
-        # Only the result's table goes to stdout.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        environment = {
+            # Threads that spin while they wait halve the speed once anything else runs on the same cores.
+            "OMP_WAIT_POLICY": "PASSIVE",
+            # A process that is killed cannot give back its semaphores; Python's own helper does, and says so.
+            "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
+            **os.environ,
+        }
+        # Only the demo's own table goes to stdout.
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
 
 
 def _clips_outcome(clips: DemoClips) -> str:

@@ -157,3 +157,9 @@ def test_what_is_not_there_is_refused() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(SetupError, match="no GPU"):
             make_engine(engine="auto", plugin="none", dtype="fp32", device="cuda", deterministic=False)
+
+
+def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SetupError, match="started 2"):
+        make_engine(engine="auto", plugin="zero2", dtype="fp32", device="cpu", deterministic=False)
