@@ -22,6 +22,16 @@ def note_repaired(record_property: Callable[[str, object], None]) -> Callable[[s
     return note
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sweeps run only where a marker expression asks for them."""
+    if config.option.markexpr:
+        return
+    sweeps = [item for item in items if item.get_closest_marker("sweep")]
+    if sweeps:
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if item not in sweeps]
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = terminalreporter.getreports("passed") + terminalreporter.getreports("failed")
     notes = [str(value) for report in reports for name, value in report.user_properties if name == _PROPERTY]

@@ -107,6 +107,7 @@ class _DigestingFile(io.RawIOBase):
         self._ranges: list[DigestRange] = []
         self._digest = xxhash.xxh3_128()
         self._begin = self._position = 0
+        self.error: OSError | None = None
 
     def writable(self) -> bool:
         return True
@@ -116,7 +117,11 @@ class _DigestingFile(io.RawIOBase):
         done = 0
         while done < len(view):
             part = view[done : done + self._begin + RANGE_LIMIT - self._position]
-            fsio.write_all(self._file.fileno(), part, self._position)
+            try:
+                fsio.write_all(self._file.fileno(), part, self._position)
+            except OSError as error:
+                self.error = OSError(error.errno, error.strerror, self._file.name)
+                raise
             self._digest.update(part)
             self._position += len(part)
             done += len(part)
@@ -157,5 +162,7 @@ def write_ema_pt(path: Path, tensors: dict[str, torch.Tensor]) -> FileRecord:
     try:
         torch.save(tensors, cast(IO[bytes], file))
         return file.finish()
+    except RuntimeError as error:
+        raise file.error or error from None  # torch hides the reason behind a complaint about positions
     finally:
         file.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -142,9 +143,11 @@ def gated(store: CheckpointStore) -> GatedWriter:
 
 
 def test_tensors_changed_right_after_save_returns_do_not_reach_the_checkpoint(tmp_path: Path) -> None:
-    """Every write is held back until the training has overwritten everything that it handed over."""
+    """The copy is slow, and every write is held back until the training has overwritten all that it handed over."""
     live = contents(3)
-    store = CheckpointStore(tmp_path, async_io=True)
+    store = CheckpointStore(
+        tmp_path, async_io=True, on_phase=lambda name: time.sleep(0.03) if name == "snapshot" else None
+    )
     writer = gated(store)
     store.save(live)
     for shards in live.sharded.values():
@@ -181,6 +184,36 @@ def test_reused_buffers_hold_the_save_that_they_are_used_for(tmp_path: Path) -> 
         assert verify(tmp_path / f"epoch0-global_step{update}").verdict == "ok"
         loaded = load_file(tmp_path / f"epoch0-global_step{update}/ema.safetensors")
         assert all(torch.equal(loaded[k], v) for k, v in tensors(update)["ema"].items())
+
+
+class SlowWriter(ThreadWriter):
+    """Takes its time before it looks at a buffer."""
+
+    def submit(self, file: TargetFile, offset: int, buffer: memoryview) -> Future[DigestRange]:
+        future: Future[DigestRange] = Future()
+
+        def later() -> None:
+            time.sleep(0.02)
+            super(SlowWriter, self).submit(file, offset, buffer).add_done_callback(
+                lambda done: future.set_result(done.result())
+            )
+
+        threading.Thread(target=later).start()
+        return future
+
+
+def test_a_slab_is_not_used_again_before_it_is_written(tmp_path: Path) -> None:
+    """Two slabs for some thirty pieces: a digest made while writing would agree with the wrong bytes, so compare."""
+    save(tmp_path / "reference", 3)
+    store = CheckpointStore(tmp_path / "slow", async_io=True, buffer_bytes=32 << 10)
+    store._tools.writer.close()
+    store._tools.writer = SlowWriter(4)
+    store.save(contents(3))
+    store.finish()
+    store.close()
+    for name in ("model/model-00001.safetensors", "optimizer/optimizer-00001.safetensors", "ema.safetensors"):
+        a, b = (tmp_path / run / "epoch0-global_step3" / name for run in ("reference", "slow"))
+        assert a.read_bytes() == b.read_bytes()
 
 
 def test_the_wait_for_the_save_before_is_told_as_stall(tmp_path: Path) -> None:
