@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
 from osora_cli import __version__
 from osora_cli.checkpoint.layout import checkpoint_folders, parse_folder_name
 from osora_cli.checkpoint.resolve import Resolved, newest_verified, resolve_load

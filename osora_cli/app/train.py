@@ -125,9 +125,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         if reader is not None:
             progress = Progress.of(reader.counters)
             plan.notes += state.load(reader)
-        feed = TableFeed(
-            checked.table, checked.sampler, config, position, pin_memory=engine.device.type == "cuda"
-        )
+        feed = TableFeed(checked.table, checked.sampler, config, position, pin_memory=engine.device.type == "cuda")
         progress.epoch, progress.step = position.epoch, feed.start_step
         store = _store(config, plan, state, observer)
         _begin_records(config, plan, progress, observer)

@@ -31,9 +31,7 @@ REGISTRY: dict[str, _Entry] = {
     "dc_ae": _Entry(DcAeConfig, "osora_cli.model.dc_ae.autoencoder:DcAe"),
     "hunyuan_vae": _Entry(HunyuanVaeConfig, "osora_cli.model.hunyuan_vae.autoencoder:HunyuanVae"),
     "flux": _Entry(FluxConfig, "osora_cli.model.mmdit.model:MMDiT"),
-    "N_Layer_discriminator_3D": _Entry(
-        DiscriminatorConfig, "osora_cli.model.discriminator:NLayerDiscriminator3D"
-    ),
+    "N_Layer_discriminator_3D": _Entry(DiscriminatorConfig, "osora_cli.model.discriminator:NLayerDiscriminator3D"),
 }
 
 

@@ -146,9 +146,7 @@ def test_a_finished_run_has_nothing_left(home: Path, trained: Path, tmp_path: Pa
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signal_saves_and_ends(home: Path, tmp_path: Path, number: int, code: int) -> None:
     config = write_config(tmp_path, max_steps=100_000)
-    process, _, err = start(
-        "train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--async-io", cwd=home
-    )
+    process, _, err = start("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--async-io", cwd=home)
     run = tmp_path / "run"
     wait_for(lambda: (run / "metrics.jsonl").exists() and len(records(run)) >= 3)
     assert process.pid is not None

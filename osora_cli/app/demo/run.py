@@ -77,7 +77,8 @@ def run_demo(directory: Path, *, quiet: bool = False, tell: Callable[[str], None
     """
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(
-            f"the folder `{directory}` is not empty", hint=f"remove it, or take another: `osora demo --dir {directory}-2`"
+            f"the folder `{directory}` is not empty",
+            hint=f"remove it, or take another: `osora demo --dir {directory}-2`",
         )
     demo = _Demo(DemoResult(directory), quiet, tell or (lambda _: None))
     started = time.perf_counter()
@@ -170,8 +171,9 @@ class _Demo:
     def _verify(self) -> str:
         report = verify_path(self.run_folder)
         if report.exit_code:
-            raise RunError("a checkpoint of the demo's run does not verify", hint=f"osora ckpt verify {self.run_folder}")
-        return f"{len(checkpoint_folders(self.run_folder))} checkpoints, every byte against its digest: {report.verdict}"
+            raise RunError("a checkpoint of the run does not verify", hint=f"osora ckpt verify {self.run_folder}")
+        count = len(checkpoint_folders(self.run_folder))
+        return f"{count} checkpoints, every byte against its digest: {report.verdict}"
 
     def _reconstruct(self, table: Path) -> str:
         checkpoints = checkpoint_folders(self.run_folder)

@@ -38,8 +38,6 @@ def reconstruct_any_size(model: DcAe, x_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
         The reconstruction, and the latents of the padded clip.
     """
     frames, height, width = x_BCTHW.shape[2:]
-    size = padded_size(
-        frames, height, width, time=model.time_compression_ratio, space=model.spatial_compression_ratio
-    )
+    size = padded_size(frames, height, width, time=model.time_compression_ratio, space=model.spatial_compression_ratio)
     reconstruction_BCTHW, _, latents_BCTHW = model(pad_clip(x_BCTHW, size))
     return reconstruction_BCTHW[:, :, :frames, :height, :width], latents_BCTHW
