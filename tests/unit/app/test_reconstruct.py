@@ -89,7 +89,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     (folder / "sub").mkdir()
     return [
         make_clip(folder / "a b#1.mp4", frames=19, size=(70, 50), fps=25),
-        make_clip(folder / "sub" / "a b#1.mov", frames=19, size=(66, 98), fps=30),
+        make_clip(folder / "sub" / "a b#1.mov", frames=19, size=(66, 98), fps=30, rotate=90),
         make_clip(folder / "-ünï.mkv", frames=3, size=(64, 64), fps=12),
     ]
 
