@@ -126,8 +126,9 @@ def _no_ratio(name: str, base: str, ratio: str, sizes: Mapping[str, Size], step:
         size = _fit(_base_pixels(base, name), ratio, step, nearest=True)
         same = next((other for other, other_size in sizes.items() if other_size == size), None)
         if size is not None and same is not None:
+            shape = f"{size[1]}x{size[0]}"
             return ConfigError(
-                f"resolution `{name}`: in steps of {step} pixels `{ratio}` is {size[1]}x{size[0]}, the same as `{same}`",
+                f"resolution `{name}`: in steps of {step} pixels `{ratio}` is {shape}, the same as `{same}`",
                 allowed=allowed,
                 hint=f"write `{base}_ar{same}`",
             )

@@ -10,7 +10,7 @@ from osora_cli.errors import DataError
 
 # So many bad files never stop a run, however small the table (unless none at all may fail).
 TOLERATED = 3
-_DEVIATIONS = 3.0
+_DEVIATIONS = 4.0
 _SHOWN = 10
 
 
@@ -19,10 +19,10 @@ class FailureLimit:
 
     The pass stops when more different files have failed than
 
-        max(3, f * n + 3 * sqrt(f * n * (1 - n / N)))
+        max(3, f * n + 4 * sqrt(f * n * (1 - n / N)))
 
     where f is `max_fraction`, n the clips tried so far and N those of the whole pass: the share that is allowed, and
-    early in the pass three standard deviations of a count drawn without replacement, so that a table just inside the
+    early in the pass four standard deviations of a count drawn without replacement, so that a table just inside the
     limit is not stopped by where its bad files happen to lie. f = 0 stops at the first failure, f = 1 never.
     """
 

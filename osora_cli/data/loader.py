@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -93,6 +93,14 @@ class _Tasks(Sampler[BatchTask | None]):
             yield next(self.current, None)
 
 
+@contextmanager
+def _more_workers_than_cores() -> Iterator[None]:
+    """Without DataLoader's warning: it is the caller's choice, as decoding also waits for storage."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        yield
+
+
 def _as_it_is(result: Any) -> Any:
     return result
 
@@ -139,20 +147,21 @@ class ClipLoader:
         self._results: Iterator[BatchResult | None] | None = None
         self._workers: list[BaseProcess] = []
         self._pass, self._closed = 0, False
-        self._loader: DataLoader[BatchResult | None] | None = DataLoader(
-            _Reader(ReadOptions(seed, fps_max, rand_sample_interval)),
-            batch_size=None,
-            sampler=self._tasks,
-            collate_fn=_as_it_is,
-            num_workers=num_workers,
-            prefetch_factor=prefetch_factor if num_workers else None,
-            multiprocessing_context=prepare_workers() if num_workers else None,
-            worker_init_fn=start_worker,
-            pin_memory=pin_memory and torch.cuda.is_available(),
-            timeout=min(_POLL_S, timeout_s) if num_workers else 0,
-            # One of its own, for a seed that nothing uses: the global one is left alone.
-            generator=torch.Generator(),
-        )
+        with _more_workers_than_cores():
+            self._loader: DataLoader[BatchResult | None] | None = DataLoader(
+                _Reader(ReadOptions(seed, fps_max, rand_sample_interval)),
+                batch_size=None,
+                sampler=self._tasks,
+                collate_fn=_as_it_is,
+                num_workers=num_workers,
+                prefetch_factor=prefetch_factor if num_workers else None,
+                multiprocessing_context=prepare_workers() if num_workers else None,
+                worker_init_fn=start_worker,
+                pin_memory=pin_memory and torch.cuda.is_available(),
+                timeout=min(_POLL_S, timeout_s) if num_workers else 0,
+                # One of its own, for a seed that nothing uses: the global one is left alone.
+                generator=torch.Generator(),
+            )
 
     def read(self, batches: Sequence[Batch], epoch: int) -> Iterator[ClipBatch]:
         """The batches, in order. A slice of a plan (`plan[step:]`) starts there, and nothing before it is decoded.
@@ -214,9 +223,7 @@ class ClipLoader:
         if self._results is None:
             assert self._loader is not None
             before = {process.pid for process in multiprocessing.active_children()}
-            with warnings.catch_warnings():
-                # More workers than cores is the caller's choice: decoding also waits for storage.
-                warnings.filterwarnings("ignore", message="This DataLoader will create")
+            with _more_workers_than_cores():
                 self._results = iter(self._loader)
             self._workers = [p for p in multiprocessing.active_children() if p.pid not in before]
         return self._results

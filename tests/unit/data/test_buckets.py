@@ -201,7 +201,7 @@ def test_a_clip_in_no_bucket_has_a_reason(clip: list[Any], reason: LeftOut, word
 def test_reasons_agree_with_what_certain_probabilities_would_do() -> None:
     """A clip is left out by probability exactly when it would be taken if every probability were 1."""
     sure = {"256px": {1: (1.0, 1), 33: (1.0, 1)}, "768px": {33: (1.0, 1)}}
-    never = {name: {t: (0.0, 1) for t in lengths} for name, lengths in sure.items()}
+    never = {name: dict.fromkeys(lengths, (0.0, 1)) for name, lengths in sure.items()}
     columns = _columns(_many(2000, seed=8))
     taken = BucketTable(sure, 16).assign(*columns, fps_max=24, seed=0) >= 0
     table = BucketTable(never, 16)
