@@ -55,8 +55,7 @@ def build_model(
         CheckpointError: the weights are missing, damaged, or of another model.
     """
     section = config if isinstance(config, Section) else _section(config)
-    kind = str(getattr(section, "type", ""))
-    module, _, name = REGISTRY[kind].network.partition(":")
+    module, _, name = _entry(str(getattr(section, "type", None))).network.partition(":")
     network_class = getattr(importlib.import_module(module), name)
     device = torch.device(device)
     with torch.device("meta"):
@@ -66,7 +65,8 @@ def build_model(
     network = _materialise(network, network_class, section, seed)
     weights = getattr(section, "from_pretrained", None)
     if weights:
-        load_weights(network, weights, strict=bool(getattr(section, "strict_load", True)))
+        strict = bool(getattr(section, "strict_load", True))
+        load_weights(network, weights, strict)
     return network.to(device=device, dtype=dtype)
 
 
@@ -81,6 +81,14 @@ def _materialise(network: nn.Module, network_class: Any, section: Section, seed:
 
 def _section(config: Mapping[str, Any]) -> Section:
     kind = str(config.get("type"))
+    try:
+        return _entry(kind).section.model_validate(dict(config))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"the config of model `{kind}` is wrong: {faults}") from error
+
+
+def _entry(kind: str) -> _Entry:
     if kind not in REGISTRY:
         near = difflib.get_close_matches(kind, REGISTRY, n=1)
         raise ConfigError(
@@ -89,8 +97,4 @@ def _section(config: Mapping[str, Any]) -> Section:
             allowed=", ".join(REGISTRY),
             hint=f"did you mean `{near[0]}`?" if near else None,
         )
-    try:
-        return REGISTRY[kind].section.model_validate(dict(config))
-    except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"the config of model `{kind}` is wrong: {faults}") from error
+    return REGISTRY[kind]
