@@ -106,7 +106,13 @@ class _Passed:
 
 
 class HostCopier:
-    """Copies from the host's memory: done when they return."""
+    """Copies from the host's memory: done when they return.
+
+    `eager`: whether the writer may begin while copies are still to come. Here the training waits for the copies, and
+    writes beside them would take memory bandwidth and cores from them.
+    """
+
+    eager = False
 
     def begin(self) -> None:
         """The tensors are as they shall be saved from here on."""
@@ -139,6 +145,8 @@ class CudaCopier(HostCopier):
     for the copies only in `hold_update`, and the host for neither. `begin` and `hold_update` belong to the training's
     thread, the rest to the save's. Whoever calls `copy` keeps the source alive until a later mark has passed.
     """
+
+    eager = True
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

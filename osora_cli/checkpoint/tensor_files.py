@@ -151,7 +151,7 @@ class TensorFiles:
                 except BaseException:
                     self._pool.release(slab)
                     raise
-                while staged and staged[0].mark.query():
+                while self._copier.eager and staged and staged[0].mark.query():
                     self._hand_over(staged.popleft(), writes)
                 if writes.error is not None:
                     break

@@ -112,7 +112,9 @@ def test_killed_at_every_step(server: KillServer, before: Path, tmp_path: Path, 
     for number, name in list(enumerate(steps))[first:]:
         run = shutil.copytree(before, tmp_path / f"run-{number}")
         phases = die(server, run, scenario, die_at=number)
-        assert (len(phases), phases[-1]) == (number + 1, name)
+        assert len(phases) == number + 1
+        # With few buffers the order of these two follows the disk.
+        assert phases[-1] == name or {phases[-1], name} == {"snapshot", "write"}
         check(run, scenario, phases)
         shutil.rmtree(run)
 

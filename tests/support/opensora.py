@@ -1,4 +1,4 @@
-"""Checkpoints as Open-Sora itself writes them, made from the facts of its format (docs/checkpoint-format.md)."""
+"""Checkpoints as Open-Sora itself writes them, made from the facts of its format."""
 
 from __future__ import annotations
 
