@@ -22,6 +22,7 @@ from osora_cli.engine.base import Engine, OptimSettings
 from osora_cli.engine.native import make_engine
 from osora_cli.errors import UsageError
 from osora_cli.model.build import build_model
+from osora_cli.model.dc_ae.autoencoder import DcAe
 from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport, LogFile
 from osora_cli.report.jsonl import MetricsFile
@@ -177,6 +178,7 @@ def _build(config: TrainVaeConfig, checked: VaeInput, engine: Engine, reader: Ch
     # A checkpoint wins over `from_pretrained`: what it would load is overwritten at once.
     section = config.model if reader is None else config.model.model_copy(update={"from_pretrained": None})
     module = build_model(section, device="cpu", seed=config.seed)
+    assert isinstance(module, DcAe)
     if config.grad_checkpoint:
         module.enable_grad_checkpoint()
     lr = effective_lr(config)
