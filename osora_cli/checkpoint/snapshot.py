@@ -68,7 +68,7 @@ class Snapshot:
         self.device = _device(sharded)
         self._sources = _sources(plan, sharded, self.device)
         self._host_tensors = any(
-            s.tensor.device.type == "cpu" and not s.cloned for sources in self._sources.values() for s in sources
+            s.tensor.device.type != "cuda" and not s.cloned for sources in self._sources.values() for s in sources
         )
         self._begins = {number: [s.begin for s in sources] for number, sources in self._sources.items()}
         # Bytes that other ranks hold in pages of this rank: (number of the file, offset) -> bytes.
