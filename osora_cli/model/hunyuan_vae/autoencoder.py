@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from osora_cli.config.models.dc_ae import TileAxis
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig, check_clip, compression, latent_size, tile_axes
 from osora_cli.model.dc_ae.tiling import Coder, Cut, tile_space
-from osora_cli.model.hunyuan_vae.coder import Decoder, Encoder
+from osora_cli.model.hunyuan_vae.coder import Decoder, Encoder, unrounded
 from osora_cli.model.hunyuan_vae.posterior import DiagonalGaussian
 from osora_cli.model.hunyuan_vae.tiling import tile_time_causal
 
@@ -119,10 +119,14 @@ class HunyuanVae(nn.Module):
         return (z_BCTHW - self.config.shift_factor) * self.config.scale_factor
 
     def _moments(self, x_BCTHW: Tensor) -> Tensor:
-        return self.quant_conv(self.encoder(x_BCTHW))
+        h_BMTHW = self.encoder(x_BCTHW)
+        with unrounded(h_BMTHW, self.quant_conv.weight):
+            return self.quant_conv(h_BMTHW)
 
     def _pixels(self, z_BCTHW: Tensor) -> Tensor:
-        return self.decoder(self.post_quant_conv(z_BCTHW))
+        with unrounded(z_BCTHW, self.post_quant_conv.weight):
+            z_BCTHW = self.post_quant_conv(z_BCTHW)
+        return self.decoder(z_BCTHW)
 
     def _by_sample(self, coder: Coder, x_BCTHW: Tensor) -> Tensor:
         if not self.config.use_slicing or len(x_BCTHW) == 1:

@@ -16,6 +16,17 @@ NORM_EPS = 1e-6
 Stride = tuple[int, int, int]
 
 
+def operand(x: Tensor) -> Tensor:
+    """x as autocast would hand it to a convolution, cast early: what is done before it moves half the bytes."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def carried(x: Tensor) -> Tensor:
+    """fp32 under autocast: the residual stream, so that its sums are not rounded block by block, and norms' inputs."""
+    return x.float() if torch.is_autocast_enabled(x.device.type) else x
+
+
 class CausalConv3d(nn.Module):
     """Convolution over a clip whose edges are repeated: in space on both sides, in time in front only.
 
@@ -30,7 +41,7 @@ class CausalConv3d(nn.Module):
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         if any(self.padding):
-            x_BCTHW = F.pad(x_BCTHW, self.padding, mode="replicate")
+            x_BCTHW = F.pad(operand(x_BCTHW), self.padding, mode="replicate")
         return self.conv(x_BCTHW)
 
 
@@ -47,9 +58,9 @@ class Resnet(nn.Module):
         self.conv_shortcut = CausalConv3d(in_channels, out_channels, 1) if in_channels != out_channels else None
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        h_BCTHW = self.conv1(F.silu(self.norm1(x_BCTHW)))
-        h_BCTHW = self.conv2(self.dropout(F.silu(self.norm2(h_BCTHW))))
-        return h_BCTHW + (x_BCTHW if self.conv_shortcut is None else self.conv_shortcut(x_BCTHW))
+        h_BCTHW = self.conv1(F.silu(self.norm1(carried(x_BCTHW))))
+        h_BCTHW = self.conv2(self.dropout(F.silu(self.norm2(carried(h_BCTHW)))))
+        return carried(x_BCTHW if self.conv_shortcut is None else self.conv_shortcut(x_BCTHW)) + h_BCTHW
 
 
 def frame_causal_attention(q_BNC: Tensor, k_BNC: Tensor, v_BNC: Tensor, frames: int) -> Tensor:
@@ -77,9 +88,9 @@ class Attention(nn.Module):
         self.to_out = nn.ModuleList([nn.Linear(channels, channels)])
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        h_BNC = self.group_norm(x_BCTHW).flatten(2).transpose(1, 2)
+        h_BNC = self.group_norm(carried(x_BCTHW)).flatten(2).transpose(1, 2)
         out_BNC = frame_causal_attention(self.to_q(h_BNC), self.to_k(h_BNC), self.to_v(h_BNC), x_BCTHW.shape[2])
-        return x_BCTHW + self.to_out[0](out_BNC).transpose(1, 2).unflatten(2, x_BCTHW.shape[2:])
+        return carried(x_BCTHW) + self.to_out[0](out_BNC).transpose(1, 2).unflatten(2, x_BCTHW.shape[2:])
 
 
 class MidBlock(nn.Module):
@@ -118,6 +129,7 @@ class Upsample(nn.Module):
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         time, rows, columns = self.factor
+        x_BCTHW = operand(x_BCTHW)
         if time == 1 or x_BCTHW.shape[2] == 1:
             x_BCTHW = F.interpolate(x_BCTHW, scale_factor=(1, rows, columns), mode="nearest")
         else:

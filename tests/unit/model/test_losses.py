@@ -123,7 +123,7 @@ def gan_loss(toy: Toy, video: Tensor, z: Tensor, **kwargs: Any) -> Any:
     return vae_gan_loss(video, recon, recorder, toy.d, **options)
 
 
-def test_generator_loss_table() -> None:
+def test_generator_loss_table(note_repaired: Callable[[str, str], None]) -> None:
     toy, video, z = toy_setup()
     table = ITEM["generator_loss_table"]
     repaired = 0
@@ -136,6 +136,7 @@ def test_generator_loss_table() -> None:
         weighted = float(loss.weight * loss.factor * loss.generator)
         if isinstance(entry["weighted_gen_loss"], str):  # the reference stops here with a TypeError
             repaired += 1
+            note_repaired("vae_losses: generator_loss_table, rows that end in a TypeError", "disc_factor null is off")
             assert weighted == 0
             loss.objective.backward()
             continue

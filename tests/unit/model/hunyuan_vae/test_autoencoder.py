@@ -219,14 +219,35 @@ def test_initialisation_by_seed() -> None:
     assert not torch.equal(weight, other.decoder.conv_in.conv.weight)
 
 
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got.float() - want).norm() / want.norm())
+
+
 @torch.no_grad()
-def test_bf16_is_near_fp32() -> None:
-    x = clip(1, 3, 5, 16, 24)
-    model = tiny()
-    want = model.encode(x, sample_posterior=False)
-    low = tiny().bfloat16()
-    got = low.encode(x, sample_posterior=False)
-    assert got.dtype == torch.bfloat16
-    assert float((got.float() - want).norm() / want.norm()) < 5e-2
-    rec, _, _ = low(x, sample_posterior=False)
-    assert rec.dtype == torch.float32
+def test_half_precision_is_near_fp32() -> None:
+    """Under autocast the residual stream and all at the latents' resolution stay fp32: nearer than all in bf16."""
+    x, model = clip(1, 3, 5, 32, 40), tiny(layers_per_block=2, block_out_channels=[16, 16, 32, 32])
+    z = model.encode(x, sample_posterior=False)
+    rec = model.decode(z)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z_autocast, rec_autocast = model.encode(x, sample_posterior=False), model.decode(z)
+    assert relative(z_autocast, z) < 2.5e-2
+    assert relative(rec_autocast, rec) < 2.5e-2
+
+    model.bfloat16()
+    assert model.encode(x, sample_posterior=False).dtype == torch.bfloat16
+    assert relative(model.encode(x, sample_posterior=False), z) < 5e-2
+    assert relative(rec_autocast, rec) < relative(model.decode(z), rec) < 5e-2
+    assert model(x, sample_posterior=False)[0].dtype == torch.float32  # as the clip came
+
+
+def test_gradients_under_autocast_with_checkpointing() -> None:
+    x, gradients = clip(1, 3, 5, 16, 24), []
+    for checkpointing in (False, True):
+        model = tiny()
+        model.enable_grad_checkpoint(checkpointing)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rec, _, _ = model(x, sample_posterior=False)
+        rec.square().mean().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
