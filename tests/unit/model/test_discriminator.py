@@ -11,6 +11,7 @@ from torch import nn
 
 from osora_cli.config.models.discriminator import DiscriminatorConfig
 from osora_cli.errors import ConfigError
+from osora_cli.model.build import build_model
 from osora_cli.model.discriminator import BatchNorm3dFp32, NLayerDiscriminator3D
 from osora_cli.model.losses import discriminator_loss
 
@@ -155,6 +156,16 @@ def test_one_value_per_channel_is_refused_with_the_reason() -> None:
     assert torch.isfinite(model(torch.zeros(1, 3, 1, 33, 32))).all()
     model.eval()
     assert torch.isfinite(model(torch.zeros(1, 3, 4, 32, 32))).all()
+
+
+def test_built_by_type() -> None:
+    config = {"type": "N_Layer_discriminator_3D", "input_nc": 3, "ndf": 4, "n_layers": 2}
+    model = build_model(config, seed=5, dtype=torch.bfloat16)
+    assert isinstance(model, NLayerDiscriminator3D)
+    state, same = model.state_dict(), build_model(config, seed=5).state_dict()
+    assert torch.equal(state["main.0.weight"], same["main.0.weight"].bfloat16())
+    assert state["main.3.running_var"].dtype == torch.float32
+    assert torch.equal(state["main.3.running_var"], torch.ones(8))
 
 
 def test_it_learns_to_tell_two_kinds_apart() -> None:

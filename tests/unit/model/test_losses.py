@@ -13,6 +13,8 @@ from support.golden import assert_close, cases_of, load_item, load_json, make_in
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from osora_cli.model.build import build_model
+from osora_cli.model.dc_ae.autoencoder import DcAe
 from osora_cli.model.hunyuan_vae.posterior import DiagonalGaussian
 from osora_cli.model.losses import (
     LastConvRecorder,
@@ -243,6 +245,30 @@ def test_cheap_adaptive_weight_equals_the_two_pass_form(checkpointed: bool) -> N
     for got, expected in zip(decoder.parameters(), want, strict=True):
         assert got.grad is not None
         assert float((got.grad - expected).abs().max()) <= 1e-6 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_cheap_adaptive_weight_on_a_small_dc_ae(checkpointed: bool) -> None:
+    config = next(c["config"] for c in load_json("dcae_tiny")["cases"] if "config" in c)
+    model = build_model({"type": "dc_ae", **config}, seed=1)
+    assert isinstance(model, DcAe)
+    d = nn.Conv3d(3, 1, 3, stride=2)
+    video = seeded_randn((1, 3, 8, 64, 32), 2).clamp(-1, 1)
+    want_weight, want = TwoPass(model, model.get_last_layer(), d).gradients(video, model(video)[0], 0.05)
+    model.enable_grad_checkpoint(checkpointed)
+    recorder = LastConvRecorder.of(model, model.get_last_layer())
+    with recorder:
+        recon = model(video)[0]
+    loss = vae_gan_loss(
+        video, recon, recorder, d, update=0, perceptual=mean_square, perceptual_weight=0.5, kl_weight=0.0,
+        disc_weight=0.05,
+    )  # fmt: skip
+    loss.objective.backward()
+    assert float(loss.weight) == pytest.approx(float(want_weight), rel=1e-6)
+    largest = max(float(g.abs().max()) for g in want)
+    for got, expected in zip(model.parameters(), want, strict=True):
+        assert got.grad is not None
+        assert float((got.grad - expected).abs().max()) <= 1e-6 * largest
 
 
 def test_objective_is_the_loss_and_scales_with_accumulation() -> None:

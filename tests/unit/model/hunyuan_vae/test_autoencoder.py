@@ -11,6 +11,7 @@ from torch import Tensor
 
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig, check_clip, strides
 from osora_cli.errors import ConfigError
+from osora_cli.model.build import build_model
 from osora_cli.model.hunyuan_vae.autoencoder import HunyuanVae
 from osora_cli.model.hunyuan_vae.layers import CausalConv3d, frame_causal_attention
 from osora_cli.model.hunyuan_vae.posterior import DiagonalGaussian
@@ -205,6 +206,15 @@ def test_strides_of_both_ratios() -> None:
     assert strides(HunyuanVaeConfig(time_compression_ratio=8)) == [(2, 2, 2)] * 3 + [(1, 1, 1)]
 
 
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_built_by_type(device: str) -> None:
+    config = {**TINY, "type": "hunyuan_vae"}
+    model = build_model(config, device=device, dtype=torch.bfloat16, seed=3)
+    assert isinstance(model, HunyuanVae)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert {p.device.type for p in model.parameters()} == {device}
+
+
 def test_initialisation_by_seed() -> None:
     model, other = HunyuanVae(HunyuanVaeConfig(**TINY)), HunyuanVae(HunyuanVaeConfig(**TINY))
     model.reset_parameters(3)
@@ -237,7 +247,7 @@ def test_half_precision_is_near_fp32() -> None:
     model.bfloat16()
     assert model.encode(x, sample_posterior=False).dtype == torch.bfloat16
     assert relative(model.encode(x, sample_posterior=False), z) < 5e-2
-    assert relative(rec_autocast, rec) < relative(model.decode(z), rec) < 5e-2
+    assert 2 * relative(rec_autocast, rec) < relative(model.decode(z), rec) < 0.15
     assert model(x, sample_posterior=False)[0].dtype == torch.float32  # as the clip came
 
 
