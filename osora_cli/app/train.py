@@ -139,6 +139,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
             observer=observer,
             provenance=_provenance(config, checked, engine, plan),
             progress=progress,
+            skipped_updates=int((reader.small("sampler") or {}).get("skipped_updates", 0)) if reader else 0,
         )
         outcome = trainer.run()
     finally:

@@ -58,12 +58,13 @@ class Trainer:
     observer: Observer
     provenance: dict[str, Any]
     progress: Progress = field(default_factory=Progress)
+    skipped_updates: int = 0
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
         self._bad_rows: set[int] = set()
-        self._skipped = torch.zeros((), device=self.engine.device)
+        self._skipped = torch.full((), float(self.skipped_updates), device=self.engine.device)
         self._skipped_in_row = torch.zeros((), device=self.engine.device)
 
     def run(self) -> Outcome:
@@ -138,12 +139,9 @@ class Trainer:
         self.observer.on_update(head)
         if self.progress.update % self.settings.log_every:
             return
-        record = {**head, **meter.read(self.engine, results), **self._skips()}
+        record = {**head, **meter.read(self.engine, results), "skipped_updates": int(self._skipped.item())}
         self.observer.on_log(record)
         self._stop_if_stuck()
-
-    def _skips(self) -> dict[str, int]:
-        return {"skipped_updates": int(self._skipped.item()), "bad_clips": len(self._bad_rows)}
 
     def _stop_if_stuck(self) -> None:
         in_row = int(self._skipped_in_row.item())
@@ -158,12 +156,9 @@ class Trainer:
 
     def _save(self) -> None:
         self._stop_if_stuck()
-        contents = self.state.contents(
-            self.progress,
-            self.feed.state(self.progress.epoch, self.progress.step),
-            self.settings.batch_size,
-            self.provenance,
-        )
+        position = self.feed.state(self.progress.epoch, self.progress.step)
+        position["skipped_updates"] = int(self._skipped.item())
+        contents = self.state.contents(self.progress, position, self.settings.batch_size, self.provenance)
         self._guard_save(lambda: self.store.save(contents))
         self._saved_update = self.progress.update
 
@@ -201,7 +196,8 @@ class Trainer:
             for row, reason in clips:
                 if row not in self._bad_rows:
                     self._bad_rows.add(row)
-                    self._event("warning", f"the clip of row {row} {what}: {reason}")
+                    count = f"{len(self._bad_rows)} clips so far"
+                    self._event("warning", f"the clip of row {row} {what}: {reason} ({count})")
 
     def _event(self, kind: str, text: str) -> None:
         self.observer.on_event(kind, text, {})

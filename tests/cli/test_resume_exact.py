@@ -129,3 +129,14 @@ def test_an_older_checkpoint_can_be_gone_on_from(home: Path, tmp_path: Path, str
     # A copy of the run resumes too: nothing in it hangs on where it lies.
     ok("resume", tmp_path / "before", "--max-steps", str(UPDATES), cwd=home)
     assert_same_run(straight["fp32"], tmp_path / "before")
+
+
+def test_skipped_updates_are_counted_over_a_resume(home: Path, tmp_path: Path) -> None:
+    """An absurd learning rate: everything is skipped from the second update on."""
+    changes: dict[str, Any] = {"lr": 1e30, "grad_clip": 0.0, "lr_scheduler": {"warmup_steps": 0}}
+    config, run = write_config(tmp_path, **changes), tmp_path / "run"
+    ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--max-steps", "5", cwd=home)
+    before = records(run)[-1]["skipped_updates"]
+    assert before >= 3
+    ok("resume", run, "--max-steps", "6", cwd=home)
+    assert records(run)[-1]["skipped_updates"] == before + 1
