@@ -72,7 +72,8 @@ def build_model(
 
 def _materialise(network: nn.Module, network_class: Any, section: Section, seed: int) -> nn.Module:
     if any(True for _ in network.buffers()):
-        network = network_class(section)  # buffers carry values that only the constructor knows
+        with torch.random.fork_rng(devices=[]):
+            network = network_class(section)  # buffers carry values that only the constructor knows
     else:
         network = network.to_empty(device="cpu")
     network.reset_parameters(seed)  # type: ignore[operator]

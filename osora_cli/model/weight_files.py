@@ -151,9 +151,9 @@ def _unpickle(path: Path, ema: bool) -> Mapping[Any, Tensor]:
     except Exception as error:  # torch raises whatever its readers do
         reason = what_it_is(path) or (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"`{path}` cannot be read as weights: {reason}") from error
-    for level in reversed(_LEVELS) if ema else _LEVELS:
-        if isinstance(data, Mapping) and isinstance(data.get(level), Mapping):
-            data = data[level]
+    levels = tuple(reversed(_LEVELS)) if ema else _LEVELS
+    while inner := [data[n] for n in levels if isinstance(data, Mapping) and isinstance(data.get(n), Mapping)]:
+        data = inner[0]
     if not isinstance(data, Mapping) or not data or not all(isinstance(v, Tensor) for v in data.values()):
         raise CheckpointError(f"`{path}` holds no state dict", allowed="tensors by name, perhaps under `state_dict`")
     return data

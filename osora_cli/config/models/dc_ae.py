@@ -294,15 +294,13 @@ def _coder_plan(
             faults.append(f"model.{name}.{key} has {length} entries, model.{name}.width_list has {count}")
     if not count:
         faults.append(f"model.{name}.width_list is empty, at least one stage is needed")
-    if temporal and temporal[-1]:
+    if len(temporal) == count and temporal[-1:] == [True]:
         faults.append(f"model.{name}.{flag_name} ends with `true`, no step follows the last stage")
     for key, values in (("width_list", section.width_list), ("depth_list", section.depth_list)):
         faults += [f"model.{name}.{key}[{i}] is `{v}`, at least 1 is needed" for i, v in enumerate(values) if v < 1]
     for i, (block, width) in enumerate(zip(blocks, section.width_list, strict=False)):
         if block != "ResBlock" and width % HEAD_CHANNELS:
-            faults.append(
-                f"model.{name}.width_list[{i}] is `{width}`, {block} needs a multiple of {HEAD_CHANNELS}"
-            )
+            faults.append(f"model.{name}.width_list[{i}] is `{width}`, {block} needs a multiple of {HEAD_CHANNELS}")
     for i, (narrow, wide) in enumerate(pairwise(section.width_list)):
         # The shortcut folds a 2x2 block into channels on the way down, and unfolds it on the way up.
         if wide > 0 and narrow > 0 and (4 * narrow) % wide:

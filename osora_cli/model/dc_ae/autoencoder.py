@@ -59,7 +59,8 @@ class DcAe(nn.Module):
                 if key.endswith("bias"):
                     value.zero_()
                     continue
-                generator = torch.Generator().manual_seed((seed << 32 | zlib.crc32(key.encode())) % 2**63)
+                # The CPU's generator looks at 32 bits of a seed only: the key's hash has to take in `seed`.
+                generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {key}".encode()))
                 value.copy_(torch.empty(value.shape, dtype=torch.float32).normal_(0, INIT_STD, generator=generator))
 
     def encode(self, x_BCTHW: Tensor) -> Tensor:

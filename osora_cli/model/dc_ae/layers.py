@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from osora_cli.model import conv
 from osora_cli.model.dc_ae.ops import add_spread, depthwise_conv, fold_sum, grouped_pointwise, rms_norm, spread
 
 Activation = Callable[[Tensor], Tensor]
@@ -43,8 +44,8 @@ class RMSNorm3d(nn.Module):
         return rms_norm(x, self.weight, self.bias, self.eps)
 
 
-class Conv3d(nn.Conv3d):
-    """nn.Conv3d with zero padding, through the quickest operation for its shape."""
+class Conv3d(conv.Conv3d):
+    """Convolution with zero padding, through the quickest operation for its shape."""
 
     def forward(self, input: Tensor) -> Tensor:
         if self.groups == self.in_channels > 1 and self.groups == self.out_channels:

@@ -15,11 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which autocast would run a convolution of x: x's own where autocast is off."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+from osora_cli.model.conv import autocast_dtype
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
