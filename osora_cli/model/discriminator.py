@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from osora_cli.config.models.discriminator import DiscriminatorConfig
 from osora_cli.errors import ConfigError
+from osora_cli.model.conv import Conv3d
 
 LEAKY_SLOPE = 0.2
 INIT_STD = 0.02
@@ -121,7 +122,7 @@ class NLayerDiscriminator3D(nn.Module):
 
 
 def _conv(in_channels: int, out_channels: int, *, stride: tuple[int, int, int], bias: bool) -> nn.Conv3d:
-    return nn.Conv3d(in_channels, out_channels, 3, stride=stride, padding=1, bias=bias)
+    return Conv3d(in_channels, out_channels, 3, stride=stride, padding=1, bias=bias)
 
 
 def _leaky_relu() -> nn.LeakyReLU:

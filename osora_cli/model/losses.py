@@ -192,10 +192,12 @@ class LastConvRecorder:
         conv, input_BCTHW = self.conv, self._input_BCTHW
         if conv.groups != 1 or conv.padding_mode != "zeros" or isinstance(conv.padding, str):
             raise ValueError("the last layer is a plain convolution: one group, zero padding")
+        if input_BCTHW.device.type == "cpu":  # its bf16 kernel is not right for all lengths, see model/conv.py
+            input_BCTHW = input_BCTHW.float()
         count = len(output_gradients)
         grad_BCTHW = torch.cat(output_gradients, dim=1).to(input_BCTHW.dtype)
         shape = (count * conv.out_channels, conv.in_channels, *conv.kernel_size)
-        weight_grad = conv3d_weight(  # type: ignore[no-untyped-call]
+        weight_grad = conv3d_weight(
             input_BCTHW, shape, grad_BCTHW, stride=conv.stride, padding=conv.padding, dilation=conv.dilation
         )
         return weight_grad.float().chunk(count)
