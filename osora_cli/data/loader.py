@@ -209,8 +209,9 @@ class ClipLoader:
                 raise ValueError("the loader was closed, or another pass was begun")
             try:
                 result = next(self._running())
-            except RuntimeError as error:
-                # DataLoader keeps its place when it times out, so it can be asked again.
+            except (RuntimeError, OSError, EOFError) as error:
+                # A worker that dies between sending a tensor and handing its memory over shows as an OSError. When
+                # DataLoader times out it keeps its place, so it can be asked again.
                 if "timed out" not in str(error) or time.monotonic() >= deadline:
                     self.close()
                     raise _worker_error(error, self._timeout_s) from error
@@ -318,7 +319,7 @@ def prepare_workers() -> BaseContext:
     return context
 
 
-def _worker_error(error: RuntimeError, timeout_s: float) -> RunError:
+def _worker_error(error: Exception, timeout_s: float) -> RunError:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     if "timed out" in reason:
         return RunError(
