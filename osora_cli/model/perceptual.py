@@ -110,7 +110,7 @@ class LPIPS(nn.Module):
     Args:
         compute_dtype: precision of the convolutions; weights, norms and sums are fp32 in any case.
         chunk_pixels: frames of a chunk times H*W at most (a single frame always fits). 2**19, eight frames of
-            256x256, take about 1.5 GiB in fp32.
+            256x256, take about 1.8 GiB in fp32.
     """
 
     def __init__(self, *, compute_dtype: torch.dtype = torch.float32, chunk_pixels: int = 2**19) -> None:
