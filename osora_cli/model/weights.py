@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 
 from osora_cli.errors import CheckpointError
 from osora_cli.model.hub import hub_download
-from osora_cli.model.weight_files import open_weights
+from osora_cli.model.weight_files import Stored, open_weights
 from osora_cli.tensors import plain_key
 
 HUB = "hf://"
@@ -64,7 +65,8 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
 
     Args:
         network: on any device but "meta". The keys in its `optional_keys`, where it has such, may be missing in the
-            source; they keep their values.
+            source; they keep their values. Its `stored_rows(shapes)`, where it has such, says which of its tensors are
+            made of rows of stored tensors that the source has in another layout.
         source: local unless it begins with `hf://` (`hf://org/repo/path/file`). What it may be: `open_weights`.
         strict: whether missing, unexpected and misshapen keys are errors; else what fits is loaded and reported.
         ema: take the average of weights that a checkpoint has beside them.
@@ -78,6 +80,7 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
     targets = {plain_key(key): value for key, value in network.state_dict().items()}
     with ExitStack() as stack, torch.no_grad():
         stored = {plain_key(tensor.key): tensor for tensor in open_weights(path, stack, ema=ema)}
+        stored = _rearranged(network, stored)
         _compare(report, {k: s.shape for k, s in stored.items()}, targets, getattr(network, "optional_keys", ()))
         if strict and not report.fits:
             raise CheckpointError(
@@ -86,6 +89,22 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
         for key in report.loaded:
             targets[key].copy_(stored[key].read())
     return report
+
+
+def _rearranged(network: nn.Module, stored: dict[str, Stored]) -> dict[str, Stored]:
+    """What is stored, with the tensors that the network makes of others' rows in place of those others."""
+    rows_of = getattr(network, "stored_rows", None)
+    made: dict[str, list[tuple[str, int, int]]] = rows_of({k: s.shape for k, s in stored.items()}) if rows_of else {}
+    used = {key for rows in made.values() for key, _, _ in rows}
+    out = {key: tensor for key, tensor in stored.items() if key not in used}
+    for key, rows in made.items():
+        shape = (sum(stop - start for _, start, stop in rows), *stored[rows[0][0]].shape[1:])
+        out[key] = Stored(key, shape, partial(_join, [(stored[source], start, stop) for source, start, stop in rows]))
+    return out
+
+
+def _join(rows: list[tuple[Stored, int, int]]) -> torch.Tensor:
+    return torch.cat([stored.read()[start:stop] for stored, start, stop in rows])
 
 
 def _compare(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -20,6 +21,8 @@ from osora_cli.config.models.flux import FluxConfig
 from osora_cli.errors import CheckpointError
 
 RopeLayout = Literal["interleaved", "half"]
+Shape = tuple[int, ...]
+Rows = tuple[str, int, int]  # a stored key, its first row, and the row after its last
 State = Mapping[str, Tensor]
 
 # A fused projection and the parts it is made of, in the order of its rows.
@@ -29,68 +32,35 @@ _PROJECTION = re.compile(_OWNER + r"\.(?P<part>qkv|linear1|q_proj|k_proj|v_proj|
 _SCALE = re.compile(_OWNER + r"\.norm\.(?:query|key)_norm\.scale")
 
 
-def is_fused(state: State) -> bool | None:
-    """Whether the state's q, k and v are fused; None when it holds no projection of them."""
-    for key in state:
-        match = _PROJECTION.fullmatch(key)
-        if match:
-            return match["part"] in _PARTS
-    return None
+def qkv_rows(shapes: Mapping[str, Shape], config: FluxConfig) -> dict[str, list[Rows]]:
+    """How the projections of `config` are made of stored ones that are fused where it wants them split, or split.
 
+    Fused rows are q, k, v, in single blocks followed by the MLP's; those of v and the MLP stay together when split.
 
-def split_qkv(state: State, config: FluxConfig) -> dict[str, Tensor]:
-    """Fused projections cut into q, k, v (single blocks: v with the MLP's rows). Other keys pass through.
+    Args:
+        shapes: shapes of what is stored, by key.
+        config: the model that it is for.
 
-    The new tensors are views of the old ones.
-
-    Raises:
-        CheckpointError: a fused projection has too few rows for the config's width.
+    Returns:
+        For each key that is made: the stored keys and ranges of rows that it joins. Stored projections that are
+        incomplete or too small are left out, and so stand out as keys that the model does not know.
     """
     width = config.hidden_size
-    out: dict[str, Tensor] = {}
-    for key, value in state.items():
+    made: dict[str, list[Rows]] = {}
+    for key, shape in shapes.items():
         match = _PROJECTION.fullmatch(key)
-        if match is None or match["part"] not in _PARTS:
-            out[key] = value
+        if match is None or (match["part"] in _PARTS) == config.fused_qkv:
             continue
-        if value.shape[0] < 3 * width:
-            raise CheckpointError(
-                f"`{key}` has {value.shape[0]} rows, q, k and v of hidden_size {width} need {3 * width}",
-                hint="check hidden_size against the weights",
-            )
-        rows = (value[:width], value[width : 2 * width], value[2 * width :])
-        for part, part_value in zip(_PARTS[match["part"]], rows, strict=True):
-            out[f"{match['owner']}.{part}.{match['leaf']}"] = part_value
-    return out
-
-
-def fuse_qkv(state: State) -> dict[str, Tensor]:
-    """Split projections joined into one, rows q, k, v (and the MLP's). Other keys pass through.
-
-    Raises:
-        CheckpointError: some of q, k and v are missing; the message names all that are.
-    """
-    out: dict[str, Tensor] = {}
-    missing: list[str] = []
-    for key, value in state.items():
-        match = _PROJECTION.fullmatch(key)
-        if match is None or match["part"] in _PARTS:
-            out[key] = value
-            continue
-        fused = "linear1" if match["owner"].startswith("single_blocks") else "qkv"
-        fused_key = f"{match['owner']}.{fused}.{match['leaf']}"
-        if fused_key in out:
-            continue
-        part_keys = [f"{match['owner']}.{part}.{match['leaf']}" for part in _PARTS[fused]]
-        lacking = [part_key for part_key in part_keys if part_key not in state]
-        missing += [part_key for part_key in lacking if part_key not in missing]
-        if not lacking:
-            out[fused_key] = torch.cat([state[part_key] for part_key in part_keys])
-    if missing:
-        raise CheckpointError(
-            f"q, k and v cannot be fused, {len(missing)} of their keys are missing: {', '.join(missing)}"
-        )
-    return out
+        owner, leaf = match["owner"], match["leaf"]
+        fused = "linear1" if owner.startswith("single_blocks") else "qkv"
+        parts = [f"{owner}.{part}.{leaf}" for part in _PARTS[fused]]
+        if config.fused_qkv:
+            if all(part in shapes for part in parts):
+                made[f"{owner}.{fused}.{leaf}"] = [(part, 0, shapes[part][0]) for part in parts]
+        elif shape[0] >= 3 * width:
+            cuts = (0, width, 2 * width, shape[0])
+            made |= {part: [(key, *cut)] for part, cut in zip(parts, pairwise(cuts), strict=True)}
+    return made
 
 
 def convert_rope(state: State, config: FluxConfig, source: RopeLayout, target: RopeLayout) -> dict[str, Tensor]:
@@ -126,17 +96,29 @@ def convert_state(state: State, config: FluxConfig, source_rope: RopeLayout | No
     """A state in the layout of `config`: `fused_qkv` as the keys tell, `use_liger_rope` as the caller tells.
 
     Args:
-        state: weights by key; keys that are no projection of q, k or v pass through.
+        state: weights by key; keys that are no projection of q, k or v pass through. Split projections are views of
+            the fused ones.
         config: the model that they are for.
         source_rope: rotary layout that the weights were trained with; None: the config's own.
 
     Raises:
-        CheckpointError: projections that are incomplete or of another width.
+        CheckpointError: projections that are incomplete or too small for the config's width; all are named.
     """
-    out = dict(state)
     if source_rope is not None:
-        out = convert_rope(out, config, source_rope, "half" if config.use_liger_rope else "interleaved")
-    fused = is_fused(out)
-    if fused is None or fused == config.fused_qkv:
-        return out
-    return fuse_qkv(out) if config.fused_qkv else split_qkv(out, config)
+        state = convert_rope(state, config, source_rope, "half" if config.use_liger_rope else "interleaved")
+    made = qkv_rows({key: tuple(value.shape) for key, value in state.items()}, config)
+    used = {key for rows in made.values() for key, _, _ in rows}
+    out = {key: value for key, value in state.items() if key not in used}
+    wrong = [
+        key for key in out if (match := _PROJECTION.fullmatch(key)) and (match["part"] in _PARTS) != config.fused_qkv
+    ]
+    if wrong:
+        raise CheckpointError(
+            f"{len(wrong)} projections cannot be {'fused' if config.fused_qkv else 'split'} for a hidden_size of "
+            f"{config.hidden_size}: {', '.join(f'`{key}` {list(out[key].shape)}' for key in wrong)}",
+            hint="check that the weights are complete, and hidden_size",
+        )
+    for key, rows in made.items():
+        pieces = [state[source][start:stop] for source, start, stop in rows]
+        out[key] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return out

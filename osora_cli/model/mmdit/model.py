@@ -7,6 +7,7 @@ pooled text vector, E hidden width, A = 3 axes of a position.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from osora_cli.config.models.flux import FluxConfig
 from osora_cli.model.mmdit.attention import Attention, RMSNorm, full_attention
 from osora_cli.model.mmdit.blocks import Block, DoubleStreamBlock, LastLayer, SingleStreamBlock
+from osora_cli.model.mmdit.convert import Rows, Shape, qkv_rows
 from osora_cli.model.mmdit.embed import MLPEmbedder, timestep_embedding
 from osora_cli.model.mmdit.rope import RopeTable, rope_table
 
@@ -84,6 +86,13 @@ class MMDiT(nn.Module):
         if self.config.cond_embed:
             nn.init.zeros_(self.cond_in.weight)
             nn.init.zeros_(self.cond_in.bias)
+
+    def stored_rows(self, shapes: Mapping[str, Shape]) -> dict[str, list[Rows]]:
+        """Which rows of stored tensors make this model's q, k and v, where they are stored fused and here split.
+
+        Asked by who loads weights, before keys are compared; and the other way round (convert.py).
+        """
+        return qkv_rows(shapes, self.config)
 
     def enable_grad_checkpoint(self, enabled: bool = True) -> None:
         """Recompute block activations in the backward pass; which blocks, `grad_ckpt_settings` says (null: all)."""

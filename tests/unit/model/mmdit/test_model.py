@@ -11,6 +11,8 @@ from support.golden import seeded_randn
 from support.mmdit import inputs_for, small_config, small_model
 from torch import Tensor
 
+from osora_cli.errors import ConfigError
+from osora_cli.model.build import build_model
 from osora_cli.model.mmdit import MMDiT
 from osora_cli.model.mmdit.attention import RMSNorm, full_attention
 from osora_cli.model.mmdit.rope import RopeTable
@@ -78,6 +80,16 @@ def test_a_fresh_condition_embedding_is_neutral() -> None:
         with_cond = extended(**inputs)
         inputs.pop("cond")
         assert torch.equal(with_cond, plain(**inputs))
+
+
+def test_the_builder_gives_a_seeded_model_and_refuses_what_does_not_fit() -> None:
+    config = small_config().model_dump()
+    model = build_model(config, seed=3, dtype=torch.bfloat16)
+    want = build_from_seed(3).bfloat16().state_dict()
+    assert all(torch.equal(value, want[key]) for key, value in model.state_dict().items())
+    assert all(p.is_meta for p in build_model(config, device="meta").parameters())
+    with pytest.raises(ConfigError, match="`5` does not divide hidden_size `48`"):
+        build_model(config | {"num_heads": 5})
 
 
 # ---- inputs ------------------------------------------------------------------------------------------------------
