@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
+import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -213,8 +216,9 @@ class ClipLoader:
                 # A worker that dies between sending a tensor and handing its memory over shows as an OSError. When
                 # DataLoader times out it keeps its place, so it can be asked again.
                 if "timed out" not in str(error) or time.monotonic() >= deadline:
+                    ends = _ends(self._workers)
                     self.close()
-                    raise _worker_error(error, self._timeout_s) from error
+                    raise _worker_error(error, ends, self._timeout_s) from error
                 continue
             if result is not None and result.number == number:
                 return result
@@ -315,17 +319,37 @@ def prepare_workers() -> BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOAD)
+    # The process that tidies up after a trainer that was killed would tell of each semaphore it removes.
+    option = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(option)
+    try:
+        multiprocessing.resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(option)
     multiprocessing.forkserver.ensure_running()
     return context
 
 
-def _worker_error(error: Exception, timeout_s: float) -> RunError:
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    if "timed out" in reason:
+def _ends(workers: Sequence[BaseProcess]) -> list[str]:
+    """How those ended that have."""
+    ends = []
+    for worker in workers:
+        # Its pipe may break a moment before its end is known.
+        worker.join(0.1)
+        code = worker.exitcode
+        if code is not None:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            ends.append(f"process {worker.pid} {how}")
+    return ends
+
+
+def _worker_error(error: Exception, ends: Sequence[str], timeout_s: float) -> RunError:
+    if not ends and "timed out" in str(error):
         return RunError(
             f"the loader's workers gave no batch for {timeout_s:g} seconds",
             hint="look whether the storage of the clips answers",
         )
+    reason = ", ".join(ends) or str(error).strip().partition("\n")[0] or type(error).__name__
     return RunError(
         f"a worker of the loader ended: {reason}",
         hint="it may have had too little memory: lower `--num_workers`, `--prefetch_factor` or the batch size",

@@ -97,7 +97,9 @@ def test_a_worker_that_is_killed_is_an_error_and_not_a_wait(table: ClipTable) ->
     reader, pending = _started(table, _batches(10_000))
     pids = _pids(reader)
     os.kill(pids[0], signal.SIGKILL)
-    with pytest.raises(RunError, match="worker of the loader ended") as caught:
+    with pytest.raises(
+        RunError, match=f"worker of the loader ended: process {pids[0]} was killed by SIGKILL"
+    ) as caught:
         list(pending)
     assert caught.value.exit_code == 1
     assert "--num_workers" in (caught.value.hint or "")
@@ -183,7 +185,8 @@ def test_a_trainer_that_is_killed_leaves_no_process(table: ClipTable, tmp_path: 
     family = _descendants(process.pid)
     assert len(family) >= 3  # two workers and the server they come from
     process.kill()
-    process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
+    assert err == ""
     assert _wait(lambda: not any(map(_alive, family)), 10), [pid for pid in family if _alive(pid)]
 
 
