@@ -129,7 +129,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         feed = TableFeed(checked.table, checked.sampler, config, position, pin_memory=engine.device.type == "cuda")
         progress.epoch, progress.step = position.epoch, feed.start_step
         store = _store(config, plan, state, observer)
-        _begin_records(config, plan, progress, observer)
+        _begin_records(config, checked, plan, progress, observer)
         trainer = Trainer(
             settings=_loop_settings(config),
             engine=engine,
@@ -273,7 +273,9 @@ def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: Observ
     )
 
 
-def _begin_records(config: TrainConfig, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
+def _begin_records(
+    config: TrainConfig, checked: VaeInput, plan: RunPlan, progress: Progress, observer: ObserverGroup
+) -> None:
     """From here on the run's records change: leftovers, what is newer than the start, config, metrics beyond it."""
     removed = clean_leftovers(plan.folder)
     if removed:
@@ -285,7 +287,7 @@ def _begin_records(config: TrainConfig, plan: RunPlan, progress: Progress, obser
     # How this call was started is not the run's config: a later resume must not repeat it.
     kept = config.model_copy(update={"load": None, "start_epoch": None, "start_step": None})
     write_config(kept, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
-    total = config.max_steps
+    total = _total_updates(config, checked)
     observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))
     if plan.start is not None:
         plan.notes.insert(0, f"going on from {plan.start}: epoch {progress.epoch}, update {progress.update}")
