@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from osora_cli.data.meta_drive import Drive
 from osora_cli.data.meta_journal import Journal, JournalWriter
 from osora_cli.data.prober import Facts, Prober
 
@@ -93,48 +89,30 @@ def _in_workers(files: list[str], look: Look, journal: Journal, tell: Callable[[
     workers = min(look.num_workers, len(files))
     # Neighbours in a table are often alike; dealt out in turn, no worker gets all the long ones.
     dealt = [file for start in range(workers) for file in files[start::workers]]
-    others = set(_pool_workers())
-    failure: list[BaseException] = []
+    drive = Drive(dealt, partial(_work, look=look, folder=journal.folder), workers)
     journal.skip_old()
-    thread = threading.Thread(target=_drive, args=(dealt, look, journal.folder, workers, failure), daemon=True)
-    seen: set[int] = set()
+    done = 0
     with warnings.catch_warnings():
         # Forking beside threads, and pandas calls that pandarallel 1.6.5 still makes: neither is for the user.
         warnings.simplefilter("ignore")
-        thread.start()
+        drive.start()
         try:
-            last = time.monotonic()
-            while thread.is_alive():
-                thread.join(_POLL_S)
+            steady = time.monotonic()
+            while drive.is_alive():
+                drive.join(_POLL_S)
                 done = journal.count_new()
                 tell(min(done, len(files)))
-                alive = set(_pool_workers()) - others
-                lost = bool(seen - alive) and done < len(files)
-                seen |= alive
-                last = last if lost else time.monotonic()
-                if time.monotonic() - last > _LOST_AFTER_S:
-                    _log.warning("a worker process was killed; its files are looked at one after the other")
+                if not drive.lost_a_worker() and done < len(files):
+                    steady = time.monotonic()
+                elif time.monotonic() - steady > _LOST_AFTER_S:
                     break
         finally:
-            if thread.is_alive():
-                _end(seen)
-    if failure:
-        _log.warning("the workers ended early (%s); the rest is done one after the other", failure[0])
-
-
-def _drive(files: list[str], look: Look, folder: Path, workers: int, failure: list[BaseException]) -> None:
-    """Runs pandarallel, without shared memory and without its prints."""
-    try:
-        import pandas as pd
-        from pandarallel import pandarallel
-
-        # Forked processes inherit the mask: Ctrl-C is for the main thread, which ends them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        pandarallel.initialize(nb_workers=workers, progress_bar=False, verbose=0, use_memory_fs=False)
-        series: Any = pd.Series(files, dtype=object)
-        series.parallel_apply(partial(_work, look=look, folder=folder))
-    except BaseException as error:
-        failure.append(error)
+            unfinished = drive.is_alive()
+            drive.end()
+    if unfinished and done < len(files):
+        _log.warning("a worker process was killed; its files are looked at one after the other")
+    elif drive.failure is not None:
+        _log.warning("the workers ended early (%s); the rest is done one after the other", drive.failure)
 
 
 class _Worker:
@@ -160,14 +138,3 @@ def _work(file: str, look: Look, folder: Path) -> bool:
         facts = Facts(reason=f"{type(error).__name__}: {error}")
     _worker.writer.add(file, facts)
     return facts.reason is None
-
-
-def _pool_workers() -> list[int]:
-    """Process ids of the workers of every pool of this process."""
-    return [child.pid for child in multiprocessing.active_children() if "PoolWorker" in child.name and child.pid]
-
-
-def _end(workers: set[int]) -> None:
-    for pid in workers:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGTERM)
