@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import multiprocessing
 import multiprocessing.forkserver
@@ -11,9 +12,11 @@ import signal
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -150,6 +153,7 @@ class ClipLoader:
         self._results: Iterator[BatchResult | None] | None = None
         self._workers: list[BaseProcess] = []
         self._pass, self._closed = 0, False
+        self._at_exit = partial(_close, weakref.ref(self))
         with _more_workers_than_cores():
             self._loader: DataLoader[BatchResult | None] | None = DataLoader(
                 _Reader(ReadOptions(seed, fps_max, rand_sample_interval)),
@@ -230,6 +234,8 @@ class ClipLoader:
             before = {process.pid for process in multiprocessing.active_children()}
             with _more_workers_than_cores():
                 self._results = iter(self._loader)
+            # Registered after DataLoader's own, so it comes first: that would wait for workers nobody has asked to end.
+            atexit.register(self._at_exit)
             self._workers = [p for p in multiprocessing.active_children() if p.pid not in before]
         return self._results
 
@@ -268,6 +274,7 @@ class ClipLoader:
     def close(self) -> None:
         """Ends the workers. Whatever `read` still had to give raises ValueError."""
         self._closed = True
+        atexit.unregister(self._at_exit)
         self._tasks.current = iter(())
         # Without its last reference the iterator asks its workers to end, and waits some seconds for them.
         self._results = self._loader = None
@@ -275,6 +282,12 @@ class ClipLoader:
             if worker.is_alive():
                 worker.kill()
         self._workers = []
+
+
+def _close(loader: weakref.ref[ClipLoader]) -> None:
+    alive = loader()
+    if alive is not None:
+        alive.close()
 
 
 def make_loader(

@@ -237,6 +237,29 @@ def test_global_generators_are_left_alone(table: ClipTable) -> None:
     assert states() == before
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_batches_for_a_gpu_are_page_locked(
+    table: ClipTable, in_process: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = sampler_of(table, MIXED).epoch_batches(0)[:3]
+    for shared_memory in ("/dev/shm", "/nowhere"):
+        monkeypatch.setattr(loader, "_SHARED_MEMORY", shared_memory)
+        for workers in (0, 2):
+            options = {"seed": 5, "epoch": 0, "fps_max": FPS_MAX, "num_workers": workers, "pin_memory": True}
+            got = list(make_loader(table, plan, **options))
+            assert all(batch.video.is_pinned() for batch in got)
+            assert [digest(batch) for batch in got] == in_process[:3]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_page_locking_is_left_out_without_a_gpu(table: ClipTable, in_process: list[tuple[Any, ...]]) -> None:
+    plan = sampler_of(table, MIXED).epoch_batches(0)[:1]
+    got = list(make_loader(table, plan, seed=5, epoch=0, fps_max=FPS_MAX, num_workers=1, pin_memory=True))
+    assert [digest(batch) for batch in got] == in_process[:1]
+    assert not got[0].video.is_pinned()
+
+
 def test_without_room_in_shared_memory_pixels_take_the_pipe(
     table: ClipTable, in_process: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,40 @@ def test_a_slow_batch_is_waited_for(table: ClipTable, monkeypatch: pytest.Monkey
     reader.close()
 
 
+_UNCLOSED = """
+import sys
+import numpy as np
+from osora_cli.data.loader import ClipLoader
+from osora_cli.data.plan import Batch
+from osora_cli.data.table import ClipTable
+
+def main():
+    global kept
+    reader = ClipLoader(ClipTable.load(sys.argv[1]), seed=0, fps_max=12, num_workers=2)
+    pending = reader.read([Batch((0,), 5, 64, 96, (i,), np.array([0])) for i in range(1000)], 0)
+    kept = reader, pending, next(pending)
+    print("failing", flush=True)
+    raise KeyError("on the way")
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_a_program_that_fails_without_closing_its_loader_ends_at_once(table: ClipTable, tmp_path: Path) -> None:
+    script = tmp_path / "unclosed.py"
+    script.write_text(_UNCLOSED)
+    command = [sys.executable, str(script), str(table.source)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "failing\n"
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.rstrip().endswith("KeyError: 'on the way'")
+    assert time.monotonic() - began < 15  # the grace of a worker is 30
+
+
 # -- a trainer that is killed ------------------------------------------------------------------------------------------
 
 _SCRIPT = """
