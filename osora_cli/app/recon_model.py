@@ -1,7 +1,8 @@
-"""The autoencoder that reconstructs: whose architecture, whose weights, and what it was trained on."""
+"""The nets of a reconstruction: the autoencoder (its architecture, weights, and what it was trained on), and LPIPS."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isqrt
@@ -16,9 +17,11 @@ from osora_cli.checkpoint.resolve import resolve_load
 from osora_cli.config.freeze import JSON_NAME, YAML_NAME, thaw
 from osora_cli.config.models.dc_ae import DcAeConfig, compression, plan
 from osora_cli.data.aspect import resolve_resolution
-from osora_cli.errors import CheckpointError, ConfigError
+from osora_cli.errors import CheckpointError, ConfigError, SetupError
 from osora_cli.model.build import build_model
 from osora_cli.model.dc_ae.autoencoder import DcAe
+from osora_cli.model.lpips_weights import FETCH_COMMAND, load_lpips, locate_lpips
+from osora_cli.model.perceptual import LPIPS
 from osora_cli.model.weights import load_weights
 from osora_cli.tensors import TensorShard
 
@@ -77,6 +80,40 @@ class Loaded:
     model: DcAe
     step: int | None
     ema: bool
+
+
+@dataclass(frozen=True)
+class LpipsMetric:
+    """LPIPS that scores, and what its numbers hang on.
+
+    Attributes:
+        net: fp32.
+        path: the weights' file.
+        sha256: of the file, hex.
+    """
+
+    net: LPIPS
+    path: Path
+    sha256: str
+
+
+def find_lpips(wanted: bool | None, notes: list[str]) -> LpipsMetric | None:
+    """LPIPS on the CPU, in fp32. None where it is not wanted, or cannot be had and `wanted` is None: `notes` says so.
+
+    Raises:
+        SetupError: it is wanted (True), and its weights are not on this machine or not whole.
+    """
+    if wanted is False:
+        return None
+    try:
+        path = locate_lpips(without="`--no-lpips`")
+        net = load_lpips(path)
+    except SetupError as error:
+        if wanted:
+            raise
+        notes.append(f"LPIPS is left out: {error.message}; fetch them with `{FETCH_COMMAND}`")
+        return None
+    return LpipsMetric(net, path, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
 def find_autoencoder(given: DcAeConfig) -> Found:

@@ -16,10 +16,12 @@ from PIL import Image
 from osora_cli.app.picture import ShownClip
 from osora_cli.app.recon_input import ClipPlan
 from osora_cli.data.media import VideoWriter
+from osora_cli.errors import RunError
 from osora_cli.metrics.baseline import block_mean_psnr
 from osora_cli.metrics.psnr import frame_mse, psnr_from_mse
 from osora_cli.metrics.ssim import frame_ssim
 from osora_cli.metrics.temporal import frame_flicker
+from osora_cli.model.perceptual import LPIPS, MIN_SIZE
 
 DATA_RANGE = 1.0
 SHOWN_FRAMES = 4
@@ -35,6 +37,7 @@ class ClipScore:
         height, width: pixels, of both.
         fps: of both videos; None for a still.
         psnr: dB; ssim: up to 1; flicker: in units of [0, 1] (metrics/).
+        lpips: 0 for equal frames; None too where it was not asked for (model/perceptual.py).
         constant_colour_psnr: dB, of the best constant colour.
         block_mean_psnr: dB, of block means with `block_numbers` numbers, for the latent's `latent_numbers`.
     """
@@ -50,6 +53,7 @@ class ClipScore:
     fps: float | None
     psnr: float
     ssim: float | None
+    lpips: float | None
     flicker: float | None
     constant_colour_psnr: float
     block_mean_psnr: float
@@ -66,6 +70,7 @@ class _Sums:
 
     mse: list[float] = field(default_factory=list)
     ssim: list[float] = field(default_factory=list)
+    lpips: list[float] = field(default_factory=list)
     flicker: list[float] = field(default_factory=list)
     block_mse: list[float] = field(default_factory=list)
     part_frames: list[int] = field(default_factory=list)
@@ -74,10 +79,12 @@ class _Sums:
     colour: torch.Tensor = field(default_factory=lambda: torch.zeros(2, 3, dtype=torch.float64))
     last: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def add(self, original: torch.Tensor, rebuilt: torch.Tensor) -> None:
+    def add(self, original: torch.Tensor, rebuilt: torch.Tensor, lpips: LPIPS | None) -> None:
         """Frames `[T, 3, H, W]` in [0, 1] that follow those added before."""
         self.mse += frame_mse(original, rebuilt)[0].tolist()
         self.ssim += frame_ssim(original, rebuilt, DATA_RANGE)[0].tolist()
+        if lpips is not None:
+            self.lpips += frame_lpips(lpips, original, rebuilt).tolist()
         exact = original.double()
         self.colour += torch.stack([exact.mean((2, 3)).sum(0), exact.square().mean((2, 3)).sum(0)]).cpu()
         if self.last is not None:
@@ -103,6 +110,27 @@ class _Sums:
         return float(psnr_from_mse(torch.tensor(mse, dtype=torch.float64), DATA_RANGE))
 
 
+@torch.inference_mode()
+def frame_lpips(lpips: LPIPS, original: torch.Tensor, rebuilt: torch.Tensor) -> torch.Tensor:
+    """LPIPS of each frame `[T]`, from frames `[T, 3, H, W]` in [0, 1] on the net's device.
+
+    Without TF32, which torch's convolutions use on a GPU unless told otherwise: fp32 as on a CPU.
+
+    Raises:
+        RunError: the GPU has too little memory.
+    """
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            distances: torch.Tensor = lpips(original * 2 - 1, rebuilt * 2 - 1)
+            return distances.flatten()
+    except torch.cuda.OutOfMemoryError as error:
+        height, width = rebuilt.shape[-2:]
+        raise RunError(
+            f"the GPU has too little memory for LPIPS of frames of {width}x{height} px",
+            hint="`--no-lpips`, or a smaller `bucket_config`",
+        ) from error
+
+
 class ClipSink:
     """Takes a clip's parts in order, and when the last is there puts its files in place.
 
@@ -113,10 +141,12 @@ class ClipSink:
         plan: the clip.
         folder: the output folder, with orig/ and recn/ in it.
         shown: whether frames are kept for the picture.
+        lpips: LPIPS, on the device of the reconstructions; None: the clip gets no LPIPS.
     """
 
-    def __init__(self, plan: ClipPlan, folder: Path, shown: bool) -> None:
+    def __init__(self, plan: ClipPlan, folder: Path, shown: bool, lpips: LPIPS | None = None) -> None:
         self.plan = plan
+        self._lpips = lpips if min(plan.size) >= MIN_SIZE else None
         self.picture = ShownClip(plan.name) if shown else None
         self._folder = folder
         self._sums = _Sums()
@@ -145,7 +175,7 @@ class ClipSink:
         # Clamped, but not rounded to 8 bits: what the net made, not what a file can hold.
         clamped = ((rebuilt.float() + 1) / 2).clamp(0, 1)
         self._sums.add_baseline(given, latent_shape, len(given) - skip)
-        self._sums.add(given[skip:], clamped[skip:])
+        self._sums.add(given[skip:], clamped[skip:], self._lpips)
         rounded = (clamped[skip:].nan_to_num(0) * 255).round().to(torch.uint8).cpu()
         self._write(_pixels(original[skip:]), _pixels(rounded))
 
@@ -160,7 +190,8 @@ class ClipSink:
         score = self._score()
         if self.picture is not None:
             ssim = "" if score.ssim is None else f", SSIM {score.ssim:.4f}"
-            self.picture.title = f"{self.plan.name}: PSNR {score.psnr:.2f} dB{ssim}"
+            lpips = "" if score.lpips is None else f", LPIPS {score.lpips:.4f}"
+            self.picture.title = f"{self.plan.name}: PSNR {score.psnr:.2f} dB{ssim}{lpips}"
         return score
 
     def abort(self) -> None:
@@ -184,6 +215,7 @@ class ClipSink:
             fps=self._fps,
             psnr=float(psnr_from_mse(torch.tensor(sums.mse, dtype=torch.float64).mean(), DATA_RANGE)),
             ssim=_mean(sums.ssim, undefined=min(plan.size) <= 5),
+            lpips=_mean(sums.lpips, undefined=self._lpips is None),
             flicker=_mean(sums.flicker, undefined=not sums.flicker),
             constant_colour_psnr=sums.constant_colour_psnr(),
             block_mean_psnr=sums.block_mean_psnr(),

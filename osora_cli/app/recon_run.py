@@ -16,6 +16,7 @@ from osora_cli.data.transforms import normalize
 from osora_cli.errors import DataError, RunError, SetupError, UsageError
 from osora_cli.model.dc_ae.autoencoder import DcAe
 from osora_cli.model.dc_ae.padding import reconstruct_any_size
+from osora_cli.model.perceptual import LPIPS
 
 SHOWN_CLIPS = 4
 _READ_BYTES = 256 * 2**20  # of decoded frames held at a time
@@ -45,6 +46,7 @@ class Runner:
         batch_size: pieces in a batch.
         total: clips that will come, for `progress`.
         left_out: clips that fail are added here.
+        lpips: LPIPS in fp32 on `device`; None: clips get no LPIPS.
         scores: of the clips that are finished.
         shown: frames of the first clips.
     """
@@ -57,6 +59,7 @@ class Runner:
     total: int
     left_out: list[LeftOut]
     progress: ProgressCall | None = None
+    lpips: LPIPS | None = None
     scores: list[ClipScore] = field(default_factory=list)
     shown: list[ShownClip] = field(default_factory=list)
     _waiting: list[Piece] = field(default_factory=list)
@@ -87,7 +90,7 @@ class Runner:
 
     def _clip(self, plan: ClipPlan) -> None:
         check_targets(self.folder, plan)
-        sink = ClipSink(plan, self.folder, shown=len(self.scores) + len(self._open) < SHOWN_CLIPS)
+        sink = ClipSink(plan, self.folder, len(self.scores) + len(self._open) < SHOWN_CLIPS, self.lpips)
         self._open.append(sink)
         parts = pieces(plan, self.chunk)
         while True:

@@ -15,7 +15,7 @@ import torch
 from osora_cli import __version__
 from osora_cli.app.picture import side_by_side
 from osora_cli.app.recon_input import LeftOut, Selection, none_usable, open_rows, select
-from osora_cli.app.recon_model import Found, Loaded, find_autoencoder, load_autoencoder
+from osora_cli.app.recon_model import Found, Loaded, LpipsMetric, find_autoencoder, find_lpips, load_autoencoder
 from osora_cli.app.recon_output import DATA_RANGE, ClipScore
 from osora_cli.app.recon_run import ProgressCall, Runner
 from osora_cli.config.models.dc_ae import compression
@@ -27,7 +27,7 @@ from osora_cli.tensors import DTYPES
 SCHEMA_VERSION = 1
 METRICS_NAME = "metrics.json"
 PICTURE_NAME = "side_by_side.png"
-_MEANS = ("psnr", "ssim", "flicker", "constant_colour_psnr", "block_mean_psnr")
+_MEANS = ("psnr", "ssim", "lpips", "flicker", "constant_colour_psnr", "block_mean_psnr")
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,11 @@ def reconstruct(config: ReconstructConfig, *, progress: ProgressCall | None = No
         UsageError: the config is wrong, or an output would overwrite an input.
         DataError: the table cannot be used, or no clip.
         CheckpointError: the weights are missing, damaged, or of another model.
-        SetupError: the output folder cannot be written.
+        SetupError: the output folder cannot be written, or LPIPS is asked for and its weights cannot be had.
     """
     started = time.perf_counter()
     found = find_autoencoder(config.model)
+    lpips = find_lpips(config.lpips, found.notes)
     rows = open_rows(config)
     selection = select(rows, config, compression(found.config)[1])
     plans = selection.plans()
@@ -113,6 +114,7 @@ def reconstruct(config: ReconstructConfig, *, progress: ProgressCall | None = No
         total=len(selection.rows),
         left_out=selection.left_out,
         progress=progress,
+        lpips=lpips.net.to(device) if lpips else None,
     )
     runner.run(chain([first], plans))
     if not runner.scores:
@@ -124,7 +126,7 @@ def reconstruct(config: ReconstructConfig, *, progress: ProgressCall | None = No
         clips=scores,
         left_out=sorted(selection.left_out, key=lambda clip: clip.row),
         mean=mean_scores(scores),
-        protocol=_protocol(config, found, net, selection, scores, device),
+        protocol=_protocol(config, found, net, lpips, selection, scores, device),
         picture=folder / PICTURE_NAME,
         seconds=time.perf_counter() - started,
         notes=found.notes,
@@ -161,6 +163,7 @@ def _protocol(
     config: ReconstructConfig,
     found: Found,
     net: Loaded,
+    lpips: LpipsMetric | None,
     selection: Selection,
     scores: Sequence[ClipScore],
     device: torch.device,
@@ -204,8 +207,21 @@ def _protocol(
         "compared": "the net's output clamped to [0, 1], before rounding and encoding, with the frames it was given",
         "psnr": "dB, of the squared error averaged over all frames, channels and pixels of a clip",
         "ssim": "Gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, reflected edges; mean over channels and frames",
+        "lpips": _lpips_protocol(lpips) if lpips else None,
         "flicker": "mean absolute error of the differences between neighbouring frames",
         "constant_colour_psnr": "dB, of the best constant colour of a clip",
         "block_mean_psnr": "dB, of means over boxes drawn without interpolation, as many numbers as the latent has",
         "mean": "mean over clips",
+    }
+
+
+def _lpips_protocol(lpips: LpipsMetric) -> dict[str, Any]:
+    return {
+        "net": "VGG16",
+        "weights": "LPIPS 0.1",
+        "path": lpips.path,
+        "sha256": lpips.sha256,
+        "input_range": [-1, 1],
+        "dtype": "fp32",
+        "mean": "mean over frames",
     }

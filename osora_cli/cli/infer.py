@@ -30,9 +30,10 @@ def reconstruct(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Original and reconstruction side by side, with PSNR and SSIM of each clip.
+    """Originals and reconstructions, with PSNR, SSIM and LPIPS of each clip.
 
     Writes orig/, recn/, side_by_side.png and metrics.json into --save-dir.
+    LPIPS needs weights: osora weights fetch lpips-vgg.
 
     --from-pretrained, short for --model.from-pretrained, names the weights: a run,
     a checkpoint or a file.

@@ -50,6 +50,7 @@ def reconstruct_lines(result: Mapping[str, Any]) -> list[str]:
             ("  best constant colour", _number(mean.get("constant_colour_psnr"), "dB")),
             ("  block means", _number(mean.get("block_mean_psnr"), "dB, as many numbers as the latent")),
             ("SSIM", _number(mean.get("ssim"), "", digits=4)),
+            ("LPIPS", _number(mean.get("lpips"), "", digits=4)),
             ("picture", result.get("picture")),
             ("numbers", result.get("metrics")),
             ("time", duration(float(result.get("seconds") or 0.0))),

@@ -109,3 +109,6 @@ class ReconstructConfig(LoaderConfig):
     plugin: str | None = Field(None, description="the seed's key; not used")
     use_ema: bool = Field(True, description="take the averaged weights where the checkpoint has them")
     num_samples: Int | None = Field(None, ge=1, description="clips of the table to reconstruct; null: all")
+    lpips: bool | None = Field(
+        None, description="score with LPIPS; null: where its weights are (`osora weights fetch lpips-vgg`)"
+    )

@@ -53,8 +53,11 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "osora"
 
 
-def locate_lpips() -> Path:
+def locate_lpips(*, without: str = "vae_loss_config.perceptual_loss_weight: 0") -> Path:
     """The weights' file: in the cache, else in ./ckpts, where `--to ckpts/` puts it.
+
+    Args:
+        without: what to set to do without them; for the error.
 
     Raises:
         SetupError: it is in neither; the error names the command that fetches it.
@@ -66,7 +69,7 @@ def locate_lpips() -> Path:
     raise SetupError(
         "the LPIPS weights are not on this machine",
         where=f"looked for {' and '.join(f'`{p}`' for p in places)}",
-        hint=f"`{FETCH_COMMAND}` ({SIZE_MB} MB), or vae_loss_config.perceptual_loss_weight: 0",
+        hint=f"`{FETCH_COMMAND}` ({SIZE_MB} MB), or {without}",
     )
 
 
