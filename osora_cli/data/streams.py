@@ -26,6 +26,9 @@ _PICTURE_CODECS = frozenset({"mjpeg", "png", "bmp", "gif", "tiff", "webp"})
 # FFmpeg decodes pictures to learn their pixel format when it opens a file; nothing here needs that, and for a 720p
 # clip it is nine tenths of the time. The option reaches only that step: decoding later is not touched by it.
 _OPEN_OPTIONS = {"skip_frame": "all"}
+# It is given only to containers that list their streams at the start. With others, in which FFmpeg finds streams on
+# the way, PyAV before 18 frees more options than it made, and crashes.
+_ISO_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
 # The decoder gives up on a packet where it would else make up what is missing: damage must not pass as content.
 _DECODE_OPTIONS = {"err_detect": "explode"}
 
@@ -63,13 +66,21 @@ def open_video(path: AnyPath) -> Iterator[tuple[InputContainer, VideoStream]]:
     # The absolute path keeps FFmpeg from reading a name such as `http:x.mp4` or `-x.mp4` as something else.
     name = "file:" + os.path.abspath(checked)
     try:
-        with av.open(name, options=dict(_OPEN_OPTIONS), metadata_errors="replace") as container:
+        options = dict(_OPEN_OPTIONS) if _lists_streams(checked) else {}
+        with av.open(name, options=options, metadata_errors="replace") as container:
             stream = _film(container, checked)
             stream.codec_context.thread_count = 1
             stream.codec_context.options = dict(_DECODE_OPTIONS)
             yield container, stream
     except (av.FFmpegError, OSError, UnicodeError) as error:
         raise MediaError(checked, error_text(error)) from error
+
+
+def _lists_streams(path: Path) -> bool:
+    """Whether a file begins like an mp4 or mov, a Matroska or an AVI."""
+    with path.open("rb") as file:
+        head = file.read(12)
+    return head[4:8] in _ISO_BOXES or head[:4] == b"\x1a\x45\xdf\xa3" or head[:4] + head[8:] == b"RIFFAVI "
 
 
 def _film(container: InputContainer, path: Path) -> VideoStream:

@@ -146,6 +146,8 @@ def _records(source: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
                 except StopIteration:
                     return
                 except csv.Error as error:
+                    if "NUL" in str(error):  # before Python 3.11
+                        raise _zero_byte(f"{source}:{begin}") from error
                     raise DataError(
                         f"quotes do not match: {error}",
                         where=f"{source}:{begin}",
@@ -201,8 +203,12 @@ def _raise_first_fault(source: Path, delimiter: str, names: list[str]) -> NoRetu
         if record == names:
             raise DataError("the header stands again among the rows", where=where, hint="remove the line")
         if any("\0" in cell for cell in record):
-            raise DataError("the row holds a zero byte", where=where)
+            raise _zero_byte(where)
     raise DataError(f"table `{source}` changed while it was read")
+
+
+def _zero_byte(where: str) -> DataError:
+    return DataError("the row holds a zero byte", where=where)
 
 
 def _not_utf8(source: Path) -> DataError:

@@ -19,7 +19,8 @@ from osora_cli.data.pixels import eight_bit_format, rgb_of
 @pytest.mark.parametrize("deep", ["yuv420p10le", "yuv420p12le", "p010le"])
 def test_deep_colour_equals_the_same_film_in_eight_bits(deep: str) -> None:
     shallow = av.VideoFrame.from_ndarray(picture(5), format="rgb24").reformat(format="yuv420p")
-    assert np.array_equal(rgb_of(shallow.reformat(format=deep)), rgb_of(shallow))
+    difference = np.abs(rgb_of(shallow.reformat(format=deep)).astype(int) - rgb_of(shallow))
+    assert difference.max() <= 2, "0 with FFmpeg 8"
 
 
 def test_ten_bit_files_are_within_two_levels(tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_every_mode_becomes_rgb(tmp_path: Path) -> None:
         "alpha.png": alpha,
         "grey_alpha.png": alpha.convert("LA"),
         "cmyk.jpg": colour.convert("CMYK"),
-        "ycc.tif": colour.convert("YCbCr"),
+        "ycc.jpg": colour.convert("YCbCr"),
         "plain.ppm": colour,
         "plain.bmp": colour,
         "grey.pgm": colour.convert("L"),

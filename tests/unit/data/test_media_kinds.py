@@ -8,7 +8,7 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from support.clips import decode_all, frame_numbers, make_clip, real_clip, real_clips, trim_by_edit_list
+from support.clips import decode_all, frame_numbers, make_clip, picture, real_clip, real_clips, trim_by_edit_list
 
 from osora_cli.data.decode import read_frames
 from osora_cli.data.frame_index import build_index
@@ -149,14 +149,16 @@ def test_indices_in_any_order_with_repeats(ext: str, tmp_path: Path) -> None:
 
 def test_the_largest_film_is_taken_of_several_streams(tmp_path: Path) -> None:
     path = tmp_path / "two.mkv"
-    small, large = make_clip(tmp_path / "s.mkv", frames=12), make_clip(tmp_path / "l.mkv", frames=20, size=(160, 96))
-    with av.open(str(path), "w") as out, av.open(str(small)) as first, av.open(str(large)) as second:
-        sources = [(opened, out.add_stream_from_template(opened.streams.video[0])) for opened in (first, second)]
-        for opened, stream in sources:
-            for packet in opened.demux(opened.streams.video[0]):
-                if packet.size:
-                    packet.stream = stream
-                    out.mux(packet)
+    with av.open(str(path), "w") as container:
+        kinds = [((96, 64), 12), ((160, 96), 20)]
+        streams = [container.add_stream("libx264", rate=24) for _ in kinds]
+        for stream, (size, _) in zip(streams, kinds, strict=True):
+            stream.width, stream.height, stream.pix_fmt, stream.max_b_frames = *size, "yuv420p", 0
+        for stream, (size, frames) in zip(streams, kinds, strict=True):
+            for number in range(frames):
+                frame = av.VideoFrame.from_ndarray(picture(number, size), format="rgb24")
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
     assert probe(path) == MediaInfo(20, 96, 160, 24.0, is_image=False)
     assert frame_numbers(read_frames(path, [3, 19])) == [3, 19]
 
