@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from types import TracebackType
 
 # Between a SIGTERM and the worker's end: what the trainer has left to finish its update and save.
 _GRACE_S = 30.0
@@ -25,7 +26,14 @@ def start_worker(worker_id: int) -> None:
     # Blocked for all threads and taken by the watching one, because the main thread may be in a decoder for long.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.excepthook = _report
     threading.Thread(target=_watch, args=(os.getppid(),), name="osora-worker-watch", daemon=True).start()
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Threads that hand memory over report here. That the trainer went away meanwhile is not the worker's fault."""
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def _watch(parent: int) -> None:
