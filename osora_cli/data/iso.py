@@ -114,7 +114,8 @@ def _find(file: BinaryIO, begin: int, end: int, kinds: tuple[bytes, ...]) -> int
 
 def _version(file: BinaryIO, begin: int) -> int:
     file.seek(begin)
-    return file.read(1)[0]
+    (version,) = struct.unpack(">B", file.read(1))
+    return int(version)
 
 
 def _matrix(file: BinaryIO, begin: int, offset: int) -> _Matrix:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from osora_cli.data.media_types import STILL_EXTENSIONS, VIDEO_EXTENSIONS, is_still
 from osora_cli.data.prober import Facts
-from osora_cli.data.table import COLUMNS, candidates
+from osora_cli.data.table import COLUMNS
 from osora_cli.data.text_table import TextTable, read_text_table
 from osora_cli.errors import DataError
 
@@ -158,13 +158,14 @@ def path_for(file: str, output: Path) -> str:
 def _locate(table: MetaTable, source: Path, output: Path, root: Path | None) -> None:
     """Finds the files. A path that only the input's folder makes good is rewritten for the output's place."""
     elsewhere = source.parent.resolve() != output.parent.resolve()
+    folder = os.fspath(source.parent)
+    folders = ["", folder, *([] if root is None else [os.fspath(root)])]
     rewritten = 0
     for row, path in enumerate(table.path):
-        places = candidates(path, source, root)
-        place = next((place for place in places if os.path.lexists(place)), None)
-        table.files.append(None if place is None else os.path.abspath(place))
-        if elsewhere and place is not None and place != places[0] and place == source.parent / path:
-            table.path[row] = path_for(os.path.abspath(place), output)
+        place = next((top for top in folders if os.path.lexists(os.path.join(top, path))), None)
+        table.files.append(None if place is None else os.path.abspath(os.path.join(place, path)))
+        if elsewhere and place == folder and not os.path.isabs(path):
+            table.path[row] = path_for(os.path.abspath(os.path.join(place, path)), output)
             rewritten += 1
     if rewritten:
         table.notes.append(

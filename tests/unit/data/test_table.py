@@ -62,7 +62,7 @@ def test_captions_and_paths_are_text_always(tmp_path: Path) -> None:
 
 
 def test_quotes_commas_and_line_breaks_in_fields(tmp_path: Path) -> None:
-    lines = [row('"a, b.mp4"', '"says ""hi"", then\r\n\nleaves"'), row("-x.mp4", 'a 5" screen'), row("c.mp4", "\"'\"")]
+    lines = [row('"a, b.mp4"', '"says ""hi"", then\r\n\nleaves"'), row("-x.mp4", 'a 5" screen'), row("c.mp4", '"\'"')]
     table = ClipTable.load(write(tmp_path / "t.csv", *lines))
     assert table.path.to_pylist() == ["a, b.mp4", "-x.mp4", "c.mp4"]
     assert table.text.to_pylist() == ['says "hi", then\r\n\nleaves', 'a 5" screen', "'"]
