@@ -17,6 +17,7 @@ from osora_cli.checkpoint.store import CheckpointStore
 from osora_cli.config.freeze import to_plain, write_config
 from osora_cli.config.schema import TrainConfig, TrainVaeConfig
 from osora_cli.config.values import effective_lr, effective_warmup_steps
+from osora_cli.data.loader import prepare_workers
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine, OptimSettings
 from osora_cli.engine.native import make_engine
@@ -115,6 +116,8 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         deterministic=config.deterministic,
     )
     open_folder(plan)
+    if config.num_workers:
+        prepare_workers()  # their server starts while the network is built
     observer = _observers(config, quiet)
     store: CheckpointStore | None = None
     feed: TableFeed | None = None
