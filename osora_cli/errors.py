@@ -73,6 +73,6 @@ class SetupError(OsoraError):
 class Interrupted(OsoraError):
     """SIGINT or SIGTERM, after a clean save. `exit_code` is 130 or 143."""
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, exit_code: int, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.exit_code = exit_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -136,10 +137,12 @@ def reconstruct(config: ReconstructConfig, *, progress: ProgressCall | None = No
 
 
 def mean_scores(scores: Sequence[ClipScore]) -> dict[str, float | None]:
-    """Mean over the clips that have a number, each clip with equal weight; None where none has it."""
+    """Mean over the clips that have a finite number, each clip with equal weight; None where none has."""
     means: dict[str, float | None] = {}
     for name in _MEANS:
-        values = [value for score in scores if (value := getattr(score, name)) is not None]
+        found = (value for score in scores if (value := getattr(score, name)) is not None)
+        # A black clip is its own best constant colour: that infinity would hide what the others say.
+        values = [value for value in found if math.isfinite(value)]
         means[name] = float(np.mean(values)) if values else None
     return means
 

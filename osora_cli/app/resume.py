@@ -26,6 +26,12 @@ def resume(
         CheckpointError: nothing there verifies.
         ConfigError: the run's config is missing, or an override changes what a resume cannot change.
     """
+    for override in overrides:
+        if override.path == ("load",):
+            raise UsageError(
+                f"`{override.flag}`: a resume goes on with the run itself",
+                hint="`osora train ... --load CKPT` starts a run of its own from a checkpoint",
+            )
     plan = plan_resume(target)
     old = thaw(plan.folder).config
     new = thaw(plan.folder, overrides).config

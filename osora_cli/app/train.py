@@ -108,6 +108,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
     """Train in the planned folder. The input has been checked."""
     reader = CheckpointReader(plan.start) if plan.start else None
     position = _position(config, checked, reader)
+    _check_something_left(config, plan, reader)
     engine = make_engine(
         engine=config.engine,
         plugin=config.plugin,
@@ -115,9 +116,34 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
         device=config.device,
         deterministic=config.deterministic,
     )
-    open_folder(plan)
-    if config.num_workers:
-        prepare_workers()  # their server starts while the network is built
+    with open_folder(plan):
+        if config.num_workers:
+            prepare_workers()  # their server starts while the network is built
+        return _train(config, checked, plan, engine, reader, position, quiet=quiet)
+
+
+def _check_something_left(config: TrainConfig, plan: RunPlan, reader: CheckpointReader | None) -> None:
+    """To ask for fewer updates than are done is a slip. Exactly as many is a run that is complete."""
+    done = reader.counters.actual_update_step if reader is not None else 0
+    most = config.max_steps
+    if most is not None and (done > most or (done == most and not plan.in_place)):
+        raise UsageError(
+            f"`max_steps` is `{most}`, and the checkpoint has {done} updates done already",
+            where=str(plan.start),
+            hint=f"--max-steps {done + most} for {most} more",
+        )
+
+
+def _train(
+    config: TrainVaeConfig,
+    checked: VaeInput,
+    plan: RunPlan,
+    engine: Engine,
+    reader: CheckpointReader | None,
+    position: Position,
+    *,
+    quiet: bool,
+) -> TrainResult:
     observer = _observers(config, quiet)
     store: CheckpointStore | None = None
     feed: TableFeed | None = None
@@ -156,14 +182,8 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
 
 def _position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader | None) -> Position:
     """Where in the data the run begins: as told, as the checkpoint says, or at the start."""
-    told = config.start_epoch is not None or config.start_step is not None
-    if told:
-        if reader is None:
-            raise UsageError(
-                "`start_epoch` and `start_step` say where to go on, and no checkpoint is loaded",
-                hint="give one with `--load CKPT`",
-            )
-        return Position(config.start_epoch or 0, (config.start_step or 0) * checked.sampler.num_replicas)
+    if config.start_epoch is not None or config.start_step is not None:
+        return _told_position(config, checked, reader)
     if reader is None:
         return Position(0, 0)
     state = reader.small("sampler")
@@ -175,6 +195,23 @@ def _position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader |
             "last_micro_batch_access_index": counters.step * checked.sampler.num_replicas,
         }
     return checked.sampler.resume(state)
+
+
+def _told_position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader | None) -> Position:
+    """`start_epoch` and `start_step`; the one that is not given is the checkpoint's epoch, or 0."""
+    if reader is None:
+        raise UsageError(
+            "`start_epoch` and `start_step` say where to go on, and no checkpoint is loaded",
+            hint="give one with `--load CKPT`",
+        )
+    epoch = reader.counters.epoch if config.start_epoch is None else config.start_epoch
+    step = config.start_step or 0
+    if epoch >= config.epochs:
+        raise UsageError(f"`start_epoch` is `{epoch}`, and the run has {config.epochs} epochs, counted from 0")
+    steps = len(checked.sampler.epoch_batches(epoch))
+    if step > steps:
+        raise UsageError(f"`start_step` is `{step}`, and epoch {epoch} has {steps} batches")
+    return Position(epoch, step * checked.sampler.num_replicas)
 
 
 def _build(config: TrainVaeConfig, checked: VaeInput, engine: Engine, reader: CheckpointReader | None) -> RunState:
@@ -288,7 +325,10 @@ def _begin_records(
         if moved:
             plan.notes.append(f"newer checkpoints were set aside, not deleted: {', '.join(moved)}")
     # How this call was started is not the run's config: a later resume must not repeat it.
-    kept = config.model_copy(update={"load": None, "start_epoch": None, "start_step": None})
+    # Nor must it hang on the folder that it is started in.
+    table = str(Path(str(config.dataset.data_path)).expanduser().resolve())
+    dataset = config.dataset.model_copy(update={"data_path": table})
+    kept = config.model_copy(update={"load": None, "start_epoch": None, "start_step": None, "dataset": dataset})
     write_config(kept, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
     total = _total_updates(config, checked)
     observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))

@@ -11,6 +11,7 @@ MANIFEST = "manifest.json"
 ASYNC_LOG = "async_file_io.log"
 ASYNC_LOG_LINE = "All tasks are completed"
 OWNER = ".owner.json"
+RUN_FILE = "run.json"  # in the run's folder: who the run is
 LATEST = "latest"
 EVAL = "eval"
 RNG_DIR = "rng"

@@ -68,6 +68,7 @@ class CheckpointStore:
         shard_limit: int = SHARD_LIMIT,
     ) -> None:
         self.run_dir = Path(run_dir)
+        self._folder = _identity(self.run_dir)
         self._tools = SaveTools(
             self.run_dir,
             async_io,
@@ -87,6 +88,17 @@ class CheckpointStore:
         self._copier: HostCopier | None = None
         self._sequence: int | None = None
 
+    def _require_same_folder(self) -> None:
+        """A run that was renamed while it trains must not begin a second folder under its old name."""
+        now = _identity(self.run_dir)
+        if self._folder is None:
+            self._folder = now
+        elif now != self._folder:
+            raise SaveError(
+                f"the run's folder `{self.run_dir}` was moved or replaced while the run went on",
+                hint="put it back under its name; checkpoints that were saved before are in it",
+            )
+
     def save(self, contents: CheckpointContents) -> None:
         """Save the state as it is now.
 
@@ -101,6 +113,7 @@ class CheckpointStore:
         """
         started = time.monotonic()
         self._collect(wait=True)
+        self._require_same_folder()
         waited = time.monotonic() - started
         job = self._prepare(contents, started)
         job.stall = waited
@@ -259,3 +272,12 @@ def _writer(backend: str) -> Writer:
     if backend not in ("auto", "threads"):
         raise UsageError(f"unknown async_io_backend `{backend}`", allowed="auto, threads")
     return ThreadWriter()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What stays the same of a folder when it is renamed; None where there is none."""
+    try:
+        status = folder.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -55,6 +56,10 @@ def verify(
     if kind is not None:
         return Report(path, level, kind, seconds=time.monotonic() - started)
     inspection = Inspection(path, level)
+    stranger = _of_another_run(path)
+    if stranger is not None:
+        check = Check("run", [Finding(layout.MANIFEST, None, stranger)])
+        return Report(path, level, "foreign", [check], seconds=time.monotonic() - started)
     try:
         checks = _run_checks(inspection, progress, threads)
     except LaterFormat as error:
@@ -70,6 +75,16 @@ def verify(
         inspection.bytes_read,
         time.monotonic() - started,
     )
+
+
+def _of_another_run(path: Path) -> str | None:
+    """What to say of a checkpoint that lies in a run it was not made by; None where both do not say who they are."""
+    try:
+        run = json.loads((path.resolve().parent / layout.RUN_FILE).read_text(encoding="utf-8"))["run_id"]
+        own = parse_manifest((path / layout.MANIFEST).read_bytes()).provenance.get("run_id")
+    except (OSError, ValueError, KeyError, TypeError, LaterFormat, ManifestError):
+        return None
+    return f"is of the run `{own}`, and lies in `{run}`" if own and own != run else None
 
 
 def _kind(path: Path) -> Verdict | None:

@@ -71,7 +71,10 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _make_streams_forgiving() -> None:
-    """A file name that is no valid text, or a terminal without Unicode, must not end a command."""
+    """A stream that is closed, a file name that is no valid text, a terminal without Unicode: none ends a command."""
+    # Open for as long as the process lives.
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
+        # What a checkpoint says: micro-batches after the last update are not in the weights, a resume takes them again.
+        self._at_update = replace(self.progress)
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
         self._bad_rows: set[int] = set()
         self._skipped = torch.full((), float(self.skipped_updates), device=self.engine.device)
@@ -126,6 +128,7 @@ class Trainer:
         self._skipped += skipped
         self._skipped_in_row = (self._skipped_in_row + 1) * skipped
         self.progress.update += 1
+        self._at_update = replace(self.progress)
         self._last = (meter, results)
         self._report(meter, results, update)
         self._poll()
@@ -155,12 +158,15 @@ class Trainer:
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self._guard_save(self._submit)
+
+    def _submit(self) -> None:
         self._stop_if_stuck()
-        position = self.feed.state(self.progress.epoch, self.progress.step)
+        at = self._at_update
+        position = self.feed.state(at.epoch, at.step)
         position["skipped_updates"] = int(self._skipped.item())
-        contents = self.state.contents(self.progress, position, self.settings.batch_size, self.provenance)
-        self._guard_save(lambda: self.store.save(contents))
-        self._saved_update = self.progress.update
+        self.store.save(self.state.contents(at, position, self.settings.batch_size, self.provenance))
+        self._saved_update = at.update
 
     def _poll(self) -> None:
         self._guard_save(self.store.poll)
@@ -175,12 +181,18 @@ class Trainer:
             self._event("warning", f"a save failed and the run goes on: {error.message}")
 
     def _end(self, signals: Signals) -> None:
-        if self._saved_update != self.progress.update and self.progress.update > 0:
-            self._save()
-        self._guard_save(self.store.finish)
+        """The last save must succeed, whatever `on_save_error` says of those before it."""
+        update = self._at_update.update
+        if self._saved_update != update and update > 0:
+            self._guard_save(self.store.finish)
+            self._submit()
+        self.store.finish()
         if signals.stop_code is not None:
             name = "SIGINT" if signals.stop_code == 130 else "SIGTERM"
-            raise Interrupted(f"{name}: stopped after update {self.progress.update}, saved", signals.stop_code)
+            saved = f"stopped after update {update}, saved" if update else "stopped before the first update"
+            raise Interrupted(
+                f"{name}: {saved}", signals.stop_code, hint=f"to go on: `osora resume {self.store.run_dir}`"
+            )
 
     # -- telling --------------------------------------------------------------------------------------------------
 

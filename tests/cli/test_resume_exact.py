@@ -140,3 +140,15 @@ def test_skipped_updates_are_counted_over_a_resume(home: Path, tmp_path: Path) -
     assert before >= 3
     ok("resume", run, "--max-steps", "6", cwd=home)
     assert records(run)[-1]["skipped_updates"] == before + 1
+
+
+def test_micro_batches_after_the_last_update_are_taken_again(home: Path, tmp_path: Path) -> None:
+    """Five batches an epoch, two to an update: the epoch ends with one that no update has seen."""
+    changes: dict[str, Any] = {"bucket_config": {"32px_ar1:1": {8: [1.0, 1]}}, "accumulation_steps": 2}
+    config = write_config(tmp_path, **changes)
+    ok("train", "vae", config, "--exp-name", "whole", "--outputs", tmp_path, "--epochs", "3", cwd=home)
+    ok("train", "vae", config, "--exp-name", "parts", "--outputs", tmp_path, "--epochs", "1", cwd=home)
+    ok("resume", tmp_path / "parts", "--epochs", "2", cwd=home)
+    ok("resume", tmp_path / "parts", "--epochs", "3", cwd=home)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    assert len(records(tmp_path / "whole")) == 7

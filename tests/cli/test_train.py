@@ -47,7 +47,7 @@ def train(home: Path, folder: Path, *argv: str | Path, **changes: Any) -> Finish
 def test_what_a_run_leaves(trained: Path) -> None:
     names = {p.name for p in trained.iterdir()}
     assert names >= {"config.yaml", "config.txt", "metrics.jsonl", "log.txt", "latest", "tensorboard", "run.json"}
-    assert not [n for n in names if n.startswith(".")]
+    assert [n for n in names if n.startswith(".")] == [".lock"]
     checkpoints = sorted(p.name for p in trained.glob("epoch*"))
     assert [c.split("step")[1] for c in checkpoints] == ["2", "4"]
     assert (trained / "latest").read_text().strip() == checkpoints[-1]
@@ -111,6 +111,13 @@ def test_resume_auto_starts_then_goes_on(home: Path, tmp_path: Path) -> None:
     assert [r["step"] for r in records(tmp_path / "run")] == [1, 2, 3, 4]
 
 
+def test_resume_auto_needs_a_name(home: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, max_steps=2)
+    finished = osora("train", "vae", config, "--outputs", tmp_path, "--resume", "auto", cwd=home)
+    assert finished.code == 2
+    assert "--exp-name" in finished.stderr
+
+
 def test_load_takes_the_newest_that_verifies_into_a_new_run(home: Path, trained: Path, tmp_path: Path) -> None:
     source = copy_of(trained, tmp_path / "source")
     newest = next(source.glob("epoch*-global_step4"))
@@ -141,6 +148,11 @@ def test_a_finished_run_has_nothing_left(home: Path, trained: Path, tmp_path: Pa
     assert finished.code == 0
     assert "nothing left to do" in finished.stderr
     assert len(records(run)) == 4
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    less = osora("resume", run, "--max-steps", "3", cwd=home)
+    assert less.code == 2
+    assert "4 updates done already" in less.stderr
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*")} == before
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -273,3 +285,110 @@ def test_folder_that_cannot_be_written(home: Path, tmp_path: Path) -> None:
     finished = osora("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path / "file", cwd=home)
     assert finished.code == 5
     assert "cannot write" in finished.stderr
+
+
+def test_a_requeued_job_goes_on_with_its_own_checkpoint(home: Path, trained: Path, tmp_path: Path) -> None:
+    """`--load BASE --resume auto`: BASE counts for the first start only."""
+    line = ("--load", str(trained), "--resume", "auto")
+    assert train(home, tmp_path, *line, max_steps=6).code == 0
+    again = train(home, tmp_path, *line, max_steps=8)
+    assert again.code == 0, again.stderr
+    assert [r["step"] for r in records(tmp_path / "run")] == [5, 6, 7, 8]
+    assert not list((tmp_path / "run").glob("set-aside-*"))
+
+
+def test_a_failed_last_save_is_never_exit_0(home: Path, tmp_path: Path) -> None:
+    from support.small_disk import small_disk
+
+    with small_disk(tmp_path / "disk", megabytes=2) as disk:
+        config = write_config(tmp_path, max_steps=2, on_save_error="continue")
+        finished = osora("train", "vae", config, "--exp-name", "run", "--outputs", disk, cwd=home)
+        assert finished.code == 5, finished.stderr
+        assert not list((disk / "run").glob("epoch*"))
+
+
+def test_one_process_a_run(home: Path, trained: Path, tmp_path: Path) -> None:
+    run = copy_of(trained, tmp_path)
+    process, _, err = start("resume", run, "--max-steps", "100000", "--ckpt-every", "0", cwd=home)
+    wait_for(lambda: len(records(run)) >= 6)
+    config = (run / "config.yaml").read_bytes()
+    refused = osora("resume", run, "--max-steps", "9", cwd=home)
+    assert refused.code == 2, refused.stderr
+    assert f"process {process.pid} on" in refused.stderr
+    assert (run / "config.yaml").read_bytes() == config
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    assert process.exitcode == 143, err.read_text()
+    steps = [r["step"] for r in records(run)]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_a_run_that_is_renamed_fails_at_its_next_save(home: Path, tmp_path: Path) -> None:
+    config = write_config(tmp_path, max_steps=100_000)
+    process, _, err = start("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, cwd=home)
+    run = tmp_path / "run"
+    wait_for(lambda: (run / "metrics.jsonl").exists() and len(records(run)) >= 2)
+    run.rename(tmp_path / "moved")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGUSR1)
+    process.join()
+    assert process.exitcode == 1
+    assert "was moved or replaced" in err.read_text()
+    assert not run.exists()
+
+
+def test_checkpoint_of_another_run_is_passed_over(home: Path, trained: Path, tmp_path: Path) -> None:
+    run = copy_of(trained, tmp_path)
+    assert train(home, tmp_path / "run", "--exp-name", "other", max_steps=6).code == 0
+    stranger = next((run / "other").glob("epoch*-global_step6"))
+    shutil.copytree(stranger, run / stranger.name)
+    shutil.rmtree(run / "other")
+    verdict = osora("ckpt", "verify", run, "--json", cwd=home).json()
+    assert Path(verdict["resume_from"]).name.endswith("global_step4")
+    finished = osora("resume", run, "--max-steps", "5", cwd=home)
+    assert finished.code == 0, finished.stderr
+    assert [r["step"] for r in records(run)] == [1, 2, 3, 4, 5]
+    checks = {c["name"]: c for c in verdict["checks"]}
+    assert checks[stranger.name]["detail"] == "foreign"
+    assert "is of the run" in checks[stranger.name]["findings"][0]["what"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--load", "elsewhere"], ["--load", "a resume goes on with the run itself"]),
+        (["--start-epoch", "99999", "--epochs", "100"], ["start_epoch", "100 epochs"]),
+        (["--start-step", "99"], ["start_step", "epoch 1 has 2 batches"]),
+    ],
+    ids=["load", "start-epoch", "start-step"],
+)
+def test_resume_refuses(home: Path, trained: Path, tmp_path: Path, argv: list[str], words: list[str]) -> None:
+    run = copy_of(trained, tmp_path)
+    finished = osora("resume", run, "--max-steps", "9", *argv, cwd=home)
+    assert finished.code == 2, finished.stderr
+    for word in words:
+        assert word in finished.stderr
+
+
+def test_resume_from_another_folder_and_by_other_names(home: Path, trained: Path, tmp_path: Path) -> None:
+    run = copy_of(trained, tmp_path)
+    (run / "run.json").write_text("")  # as a power cut may leave it
+    checkpoint = next(run.glob("epoch*-global_step4"))
+    assert osora("resume", ".", "--max-steps", "5", cwd=checkpoint).code == 0
+    (tmp_path / "link").symlink_to(next(run.glob("epoch*-global_step5")))
+    assert osora("resume", tmp_path / "link", "--max-steps", "6", cwd=tmp_path).code == 0
+    assert [r["step"] for r in records(run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_is_not_named_like_a_checkpoint(home: Path, tmp_path: Path) -> None:
+    finished = train(home, tmp_path, "--exp-name", "epoch0-global_step5")
+    assert finished.code == 2
+    assert "a checkpoint's name" in finished.stderr
+
+
+def test_nothing_to_do_in_a_new_run_is_refused(home: Path, trained: Path, tmp_path: Path) -> None:
+    finished = train(home, tmp_path, "--load", trained, max_steps=3)
+    assert finished.code == 2
+    assert "4 updates done already" in finished.stderr
+    assert not (tmp_path / "run").exists()

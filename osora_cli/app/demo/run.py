@@ -85,7 +85,7 @@ def run_demo(
     if directory.exists() and any(directory.iterdir()):
         raise UsageError(
             f"the folder `{directory}` is not empty",
-            hint=f"remove it, or take another: `osora demo --dir {directory}-2`",
+            hint=f"take another: `osora demo --dir {directory}-2`",
         )
     demo = _Demo(DemoResult(directory), quiet, tell or (lambda _: None), training)
     started = time.perf_counter()
