@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run a command line; gives its exit code (design: 0 done, 1 run, 2 usage, 3 data, 4 checkpoint, 5 setup)."""
     words = list(argv)
+    # torch's threads spin while they wait for each other; once loader workers or other programs want the same cores,
+    # that costs several times the speed. Read when torch is imported, which has not happened yet.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     _make_streams_forgiving()
     output = Output(*(has_flag(words, flag) for flag in ("--json", "--quiet", "--debug")))
     return attempt(lambda: _dispatch(words), output)

@@ -206,14 +206,13 @@ class _Demo:
             Override(("dataset", "data_path"), str(table), "--dataset.data-path"),
             Override(("save_dir",), str(self.folder / "reconstruct" / name), "--save-dir"),
             Override(("model", "from_pretrained"), str(checkpoint), "--model.from-pretrained"),
+            Override(("lpips",), False, "--no-lpips"),
         ]
         return reconstruct(load_config(RECONSTRUCT_PRESET, ReconstructConfig, overrides).config)
 
     def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "osora_cli", *arguments, *(["--quiet"] if self.quiet else [])]
         environment = {
-            # Threads that spin while they wait halve the speed once anything else runs on the same cores.
-            "OMP_WAIT_POLICY": "PASSIVE",
             # A process that is killed cannot give back its semaphores; Python's own helper does, and says so.
             "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
             **os.environ,
