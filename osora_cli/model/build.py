@@ -17,6 +17,7 @@ from osora_cli.config.models.dc_ae import DcAeConfig
 from osora_cli.config.models.discriminator import DiscriminatorConfig
 from osora_cli.config.models.flux import FluxConfig
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig
+from osora_cli.config.models.text import TextEmbedderConfig
 from osora_cli.errors import ConfigError
 from osora_cli.model.weights import load_weights
 
@@ -25,6 +26,7 @@ from osora_cli.model.weights import load_weights
 class _Entry:
     section: type[Section]
     network: str  # module:class, imported when it is built
+    loads_itself: bool = False  # module:function(section, *, device, dtype) instead, which finds its own weights
 
 
 REGISTRY: dict[str, _Entry] = {
@@ -32,6 +34,7 @@ REGISTRY: dict[str, _Entry] = {
     "hunyuan_vae": _Entry(HunyuanVaeConfig, "osora_cli.model.hunyuan_vae.autoencoder:HunyuanVae"),
     "flux": _Entry(FluxConfig, "osora_cli.model.mmdit.model:MMDiT"),
     "N_Layer_discriminator_3D": _Entry(DiscriminatorConfig, "osora_cli.model.discriminator:NLayerDiscriminator3D"),
+    "text_embedder": _Entry(TextEmbedderConfig, "osora_cli.model.text:build_text_embedder", loads_itself=True),
 }
 
 
@@ -53,11 +56,15 @@ def build_model(
     Raises:
         ConfigError: an unknown `type`, or a config that is not consistent.
         CheckpointError: the weights are missing, damaged, or of another model.
+        SetupError: it needs an extra that is not installed, or a file that the hub does not give.
     """
     section = config if isinstance(config, Section) else _section(config)
-    module, _, name = _entry(str(getattr(section, "type", None))).network.partition(":")
+    entry = _entry(str(getattr(section, "type", None)))
+    module, _, name = entry.network.partition(":")
     network_class = getattr(importlib.import_module(module), name)
     device = torch.device(device)
+    if entry.loads_itself:
+        return network_class(section, device=device, dtype=dtype)
     with torch.device("meta"):
         network: nn.Module = network_class(section)
     if device.type == "meta":
