@@ -65,7 +65,7 @@ def test_a_prober_outlives_its_children() -> None:
         os.kill(first, signal.SIGSTOP)
         began = time.monotonic()
         assert looker.probe(clip) == Facts(reason="took longer than 1 s")
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         assert looker.probe(clip) == good
         second = looker.pid
         assert second not in (None, first)
@@ -121,7 +121,7 @@ def test_a_file_that_hangs_is_one_reported_row(workers: int, hanging: str, clips
     output = clips.parent / f"hang{workers}.csv"
     began = time.monotonic()
     result = make_meta(clips, output, num_workers=workers, time_limit_s=1.5)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 40
     assert result.bad == [(hanging, "took longer than 1.5 s")]
     assert rows(output) == [f"clips/{number}.mp4" for number in (0, 1, 2, 4, 5)]
 

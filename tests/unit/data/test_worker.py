@@ -114,7 +114,7 @@ def test_workers_that_give_nothing_are_given_up(table: ClipTable) -> None:
     began = time.monotonic()
     with pytest.raises(RunError, match=r"no batch for 0\.5 seconds"):
         next(pending)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     assert _wait(lambda: not any(map(_alive, pids)), 5)
 
 
@@ -163,7 +163,7 @@ def test_a_program_that_fails_without_closing_its_loader_ends_at_once(table: Cli
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.rstrip().endswith("KeyError: 'on the way'")
-    assert time.monotonic() - began < 15  # the grace of a worker is 30
+    assert time.monotonic() - began < 25  # the grace of a worker is 30
 
 
 # -- a trainer that is killed ------------------------------------------------------------------------------------------
