@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import pytest
+
+# Read when torch is imported: its threads must not spin while a test's other processes want the same cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 _PROPERTY = "golden_repaired"
 
