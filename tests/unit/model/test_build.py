@@ -56,7 +56,8 @@ def test_meta_gives_shapes_without_memory() -> None:
 
 
 def test_meta_loads_nothing() -> None:
-    build_model(small_config(from_pretrained="nowhere.safetensors"), device="meta")
+    model = build_model(small_config(from_pretrained="nowhere.safetensors"), device="meta")
+    assert {p.device.type for p in model.parameters()} == {"meta"}
 
 
 def test_bf16_is_rounded_fp32() -> None:
