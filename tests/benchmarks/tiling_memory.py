@@ -3,9 +3,9 @@
     python tests/benchmarks/tiling_memory.py [--batch 2] [--frames 32] [--height 192] [--width 256]
         [--space-tile 64] [--time-tile 16] [--overlap 0.25] [--device cpu|cuda]
 
-A small Video DC-AE (space / 4, time / 2, random weights: memory does not depend on them). On the CPU the peak
-is that of resident memory (getrusage) above what the process holds before, the clip and the net included; on CUDA that of torch.cuda.max_memory_allocated, less what is allocated before. Prints both peaks, their
-ratio and how long each took.
+A small Video DC-AE (space / 4, time / 2, random weights: memory does not depend on them). On the CPU the peak is of
+resident memory (getrusage) above what the process holds before, clips and net included; on CUDA that of
+torch.cuda.max_memory_allocated, less what is allocated before. Prints both peaks, their ratio, and the same of time.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def main() -> None:
         print(json.dumps(asdict(measure(args, args.way == "tiled"))))
         return
     whole, tiled = in_own_process("whole"), in_own_process("tiled")
-    clips = args.batch * args.frames * args.height * args.width * 3 * 4
-    print(f"clips  {args.batch} of {args.frames} frames of {args.height}x{args.width} px, {clips / MIB:.0f} MiB in fp32")
+    size = args.batch * args.frames * args.height * args.width * 3 * 4 / MIB
+    print(f"clips  {args.batch} of {args.frames} frames of {args.height}x{args.width} px, {size:.0f} MiB in fp32")
     print(f"whole  {whole.memory / MIB:8.0f} MiB {whole.seconds:8.2f} s")
     print(f"tiled  {tiled.memory / MIB:8.0f} MiB {tiled.seconds:8.2f} s")
     print(f"whole / tiled: memory {whole.memory / tiled.memory:.1f}, time {whole.seconds / tiled.seconds:.2f}")

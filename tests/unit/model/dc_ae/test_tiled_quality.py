@@ -82,8 +82,8 @@ LARGE = {
         "carphone_pristine", (38, 96, 128), (16, 32), ("ResBlock", "EViT_GLU"), (True, False), latent=8, updates=250
     ),
     "deep": Recipe(
-        "carphone_pristine", (68, 96, 128), (16, 32, 64), ("ResBlock", "ResBlock", "EViTS5_GLU"), (True, True, False),
-        latent=16, updates=400, window=(16, 32), batch=3,
+        "carphone_pristine", (52, 96, 128), (16, 32, 64), ("ResBlock", "ResBlock", "EViTS5_GLU"), (True, True, False),
+        latent=32, updates=500, window=(16, 32), batch=3,
     ),
 }  # fmt: skip
 # The deeper the net, the further in the border of a tile reaches, and the larger tile and overlap have to be.
