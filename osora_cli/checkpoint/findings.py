@@ -121,11 +121,9 @@ class RunReport:
 
     @property
     def verdict(self) -> Verdict:
-        """ "damaged" if any checkpoint is, else "incomplete" if any is or there is none, else that of the one to
-        resume from."""
-        for worst in ("damaged", "incomplete"):
-            if any(row.verdict == worst for row in self.rows):
-                return worst
+        """ "damaged" if any checkpoint is; else that of the one to resume from; "incomplete" where there is none."""
+        if any(row.verdict == "damaged" for row in self.rows):
+            return "damaged"
         return next((row.verdict for row in self.rows if row.path == self.resume_from), "incomplete")
 
     def to_json(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _not_found(path: Path, text: str, group: str) -> ConfigError:
         hint = f"its config is `{inside}`" if inside.is_file() else None
         return ConfigError(f"`{text}` is a folder, a config is needed", hint=hint, allowed=_presets(group))
     hint = None
-    near = nearest_preset(text)
+    near = nearest_preset(text, group)
     if "=" in text:
         hint = f"values are given with dashes: `--{text.lstrip('-')}`"
     elif near:

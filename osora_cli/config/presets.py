@@ -60,9 +60,9 @@ def is_preset(name: str, group: str = "") -> bool:
         return True
 
 
-def nearest_preset(name: str) -> str | None:
-    """The preset that a mistyped name was probably meant for."""
-    names = preset_names()
+def nearest_preset(name: str, group: str = "") -> str | None:
+    """The preset that a mistyped name was probably meant for; of two with one short name, that of `group`."""
+    names = sorted(preset_names(), key=lambda full: not full.startswith(f"{group}/"))
     table = {full.rpartition("/")[2]: full for full in reversed(names)} | {full: full for full in names}
     wanted = name.removeprefix("configs/").removesuffix(".yaml").removesuffix(".yml")
     close = difflib.get_close_matches(wanted, table, n=1, cutoff=0.7)

@@ -6,6 +6,9 @@ corner differently: released models were trained that way. Rules: algorithms, pa
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,21 @@ from PIL import Image
 from torch import Tensor
 
 Size = tuple[int, int]
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """With more, torch cuts the work differently and the last bit of a pixel depends on how: workers, which have one
+    thread each, and a main process with several would not give the same pixels."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def cover_size(source: Size, target: Size) -> Size:
@@ -40,7 +58,8 @@ def _resize_crop(x: Tensor, target: Size) -> Tensor:
     source = (x.shape[-2], x.shape[-1])
     resized = cover_size(source, target)
     if resized != source:
-        x = F.interpolate(x, size=resized, mode="bilinear", align_corners=False)
+        with _one_thread():
+            x = F.interpolate(x, size=resized, mode="bilinear", align_corners=False)
     top, left = crop_corner(resized, target)
     return x[..., top : top + target[0], left : left + target[1]]
 

@@ -73,5 +73,6 @@ def test_names_in_a_tree_of_ones_own(tmp_path: Path) -> None:
 def test_is_and_nearest() -> None:
     assert is_preset("video_dc_ae", "vae/train")
     assert not is_preset("video_dc", "vae/train")
-    assert nearest_preset("video_dcae") == "vae/train/video_dc_ae"
+    for group in ("vae/train", "vae/inference"):
+        assert nearest_preset("video_dcae", group) == f"{group}/video_dc_ae"
     assert nearest_preset("xyz") is None
