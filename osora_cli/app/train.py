@@ -200,6 +200,7 @@ def _position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader |
 def _told_position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader | None) -> Position:
     """`start_epoch` and `start_step`; the one that is not given is the checkpoint's epoch, or 0."""
     if reader is None:
+        ckpt_every_minutes=config.ckpt_every_minutes,
         raise UsageError(
             "`start_epoch` and `start_step` say where to go on, and no checkpoint is loaded",
             hint="give one with `--load CKPT`",
@@ -218,6 +219,7 @@ def _build(config: TrainVaeConfig, checked: VaeInput, engine: Engine, reader: Ch
     """The network with its optimizer, the task and the average of weights."""
     # A checkpoint wins over `from_pretrained`: what it would load is overwritten at once.
     section = config.model if reader is None else config.model.model_copy(update={"from_pretrained": None})
+        keep_every=config.keep_every,
     module = build_model(section, device="cpu", seed=config.seed)
     assert isinstance(module, DcAe)
     if config.grad_checkpoint:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from osora_cli.checkpoint import layout
 from osora_cli.checkpoint.leftovers import dispose, move_to_trash
-from osora_cli.checkpoint.verify import is_good, newest_first
+from osora_cli.checkpoint.verify import is_good, newest_first, update_of
+
+
+def permanent(folders: Iterable[Path], every: int) -> set[Path]:
+    """The first checkpoint of every so many updates: of those at [every, 2 every), of [2 every, 3 every), ...
+
+    Since the first of a stretch stays, the choice does not change as checkpoints come and go. `every` 0: none.
+    """
+    first: dict[int, Path] = {}
+    for folder in sorted(folders, key=update_of):
+        stretch = update_of(folder)[0] // every if every > 0 else 0
+        if stretch > 0:
+            first.setdefault(stretch, folder)
+    return set(first.values())
 
 
 class Retention:
@@ -20,12 +33,15 @@ class Retention:
         run_dir: the run.
         keep: how many stay, at least one; -1: all.
         protected: a checkpoint that is never removed (the one the run was resumed from).
+        keep_every: the first checkpoint of every so many updates is never removed, and counts in `keep` only while
+            it is among the newest; 0: none.
     """
 
-    def __init__(self, run_dir: Path, keep: int, protected: Path | None) -> None:
+    def __init__(self, run_dir: Path, keep: int, protected: Path | None, keep_every: int = 0) -> None:
         self._run_dir = run_dir
         self._keep = keep if keep < 0 else max(1, keep)
         self._protected = protected.resolve() if protected is not None else None
+        self._keep_every = keep_every
         self._verified: dict[Path, int] = {}  # -> modification time of its manifest when it was last verified
 
     def surplus(self, newest: Path) -> list[Path]:
@@ -35,7 +51,8 @@ class Retention:
         good = [folder for folder in layout.checkpoint_folders(self._run_dir) if self._is_verified(folder)]
         ordered = [folder for folder in newest_first(good) if folder != newest]
         old = ordered[self._keep - 1 :] if newest in good else ordered[self._keep :]
-        return [folder for folder in reversed(old) if folder.resolve() != self._protected]
+        kept = permanent(good, self._keep_every)
+        return [f for f in reversed(old) if f.resolve() != self._protected and f not in kept]
 
     def _is_verified(self, folder: Path) -> bool:
         try:

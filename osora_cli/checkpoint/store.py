@@ -46,6 +46,7 @@ class CheckpointStore:
         async_io: write in the background; save() returns once the state is copied.
         backend: "auto" or "threads".
         keep_n_latest: checkpoints to keep, at least one; -1: all.
+        keep_every: keep the first checkpoint of every so many updates for good; 0: none.
         buffer_bytes: the most host memory for staging; a larger state is copied in pieces, as the disk takes them.
         protected: a checkpoint that retention never removes (the one the run was resumed from).
         on_event: gets the events of saves, in the thread that calls save(), poll(), finish() or close().
@@ -60,6 +61,7 @@ class CheckpointStore:
         async_io: bool,
         backend: str = "auto",
         keep_n_latest: int = -1,
+        keep_every: int = 0,
         buffer_bytes: int = DEFAULT_BUFFER,
         protected: Path | None = None,
         on_event: Callable[[SaveEvent], None] | None = None,
@@ -74,7 +76,7 @@ class CheckpointStore:
             async_io,
             comm,
             _writer(backend),
-            Retention(self.run_dir, keep_n_latest, protected),
+            Retention(self.run_dir, keep_n_latest, protected, keep_every),
             on_phase or (lambda name: None),
         )
         self._buffer_bytes = buffer_bytes

@@ -71,9 +71,17 @@ class TrainConfig(LoaderConfig):
     wandb_project: str = Field("osora", description="project at Weights & Biases")
 
     ckpt_every: Int = Field(1000, ge=0, description="updates per checkpoint; 0: only the last")
+    ckpt_every_minutes: Float | None = Field(
+        None, gt=0, description="minutes per checkpoint, beside ckpt_every, by rank 0's clock; null: not by time"
+    )
     keep_n_latest: Int = Field(-1, ge=-1, description="verified checkpoints kept; -1: all")
+    keep_every: Int = Field(
+        0, ge=0, description="keep the first checkpoint of every so many updates for good; 0: none beside keep_n_latest"
+    )
     async_io: bool = Field(False, description="write checkpoints in the background")
-    async_io_backend: Literal["auto", "threads"] = Field("auto", description="who writes the bytes")
+    async_io_backend: Literal["auto", "threads", "tensornvme"] = Field(
+        "auto", description="who writes the bytes; auto: tensornvme where it can run, else threads"
+    )
     async_io_buffer_gib: Float = Field(16.0, gt=0, description="largest host memory for staging a checkpoint, GiB")
     on_save_error: Literal["stop", "continue"] = Field("stop", description="whether a failed save ends the run")
     save_master_weights: bool = Field(True, description="save fp32 weights when compute is not fp32 (exact resume)")

@@ -36,6 +36,7 @@ class LoopSettings:
     on_save_error: str
     batch_size: int | None
 
+    ckpt_every_minutes: float | None = None
 
 @dataclass
 class Outcome:
@@ -64,6 +65,7 @@ class Trainer:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
         # What a checkpoint says: micro-batches after the last update are not in the weights, a resume takes them again.
         self._at_update = replace(self.progress)
+        self._saved_at = time.monotonic()
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
         self._bad_rows: set[int] = set()
         self._skipped = torch.full((), float(self.skipped_updates), device=self.engine.device)
@@ -133,7 +135,7 @@ class Trainer:
         self._report(meter, results, update)
         self._poll()
         every = self.settings.ckpt_every
-        if signals.save_wanted or (every > 0 and self.progress.update % every == 0):
+        if signals.save_wanted or (every > 0 and self.progress.update % every == 0) or self._time_is_up():
             signals.save_wanted = False
             self._save()
 
@@ -169,9 +171,24 @@ class Trainer:
         self._saved_update = at.update
 
     def _poll(self) -> None:
+    def _time_is_up(self) -> bool:
+        """Whether `ckpt_every_minutes` have passed since the last save, by rank 0's clock.
+
+        Several ranks ask at logged updates only: those wait for each other anyway.
+        """
+        minutes, engine = self.settings.ckpt_every_minutes, self.engine
+        if minutes is None or (engine.world_size > 1 and self.progress.update % self.settings.log_every):
+            return False
+        due = time.monotonic() - self._saved_at >= 60 * minutes
+        if engine.world_size == 1:
+            return due
+        told = torch.tensor([float(due and engine.rank == 0)], device=engine.device)
+        return bool(engine.mean_over_ranks(told).item() > 0)
+
         self._guard_save(self.store.poll)
 
     def _guard_save(self, act: Callable[[], None]) -> None:
+        self._saved_at = time.monotonic()
         """A failed save ends the run, or with `on_save_error: continue` is told and passed over."""
         try:
             act()
