@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from osora_cli.app.recipes import check_training
 from osora_cli.app.runs import plan_resume
-from osora_cli.app.train import TrainResult, run_vae
-from osora_cli.app.vae_input import check_vae_input
+from osora_cli.app.train import TrainResult, run
 from osora_cli.config.freeze import Change, check_resume, thaw
 from osora_cli.config.overrides import Override
-from osora_cli.config.schema import TrainVaeConfig
+from osora_cli.config.schema import TrainConfig
 from osora_cli.errors import UsageError
 
 
@@ -34,11 +34,12 @@ def resume(
             )
     plan = plan_resume(target)
     old = thaw(plan.folder).config
-    new = thaw(plan.folder, overrides).config
-    if not isinstance(new, TrainVaeConfig):
+    frozen = thaw(plan.folder, overrides)
+    new = frozen.config
+    if not isinstance(new, TrainConfig):
         raise UsageError(f"`{plan.folder}` is no run that this osora can go on with")
     plan.notes += [_told(change) for change in check_resume(old, new)]
-    return run_vae(new, check_vae_input(new), plan, quiet=quiet or json_mode)
+    return run(check_training(frozen.command.name, new), plan, quiet=quiet or json_mode)
 
 
 def _told(change: Change) -> str:

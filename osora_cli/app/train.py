@@ -1,4 +1,4 @@
-"""Training a video autoencoder: from a config to a finished run."""
+"""Training: from a config to a finished run. What is trained is a `Training`, looked up by its command."""
 
 from __future__ import annotations
 
@@ -7,35 +7,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osora_cli.app.feed import TableFeed
+from osora_cli.app.position import start_position
+from osora_cli.app.recipes import check_training
 from osora_cli.app.runs import RunPlan, open_folder, plan_run, set_aside_later
-from osora_cli.app.vae_input import VaeInput, check_vae_input, clip_lengths
+from osora_cli.app.schedules import total_updates
+from osora_cli.app.training import Training
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.leftovers import clean_leftovers
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.store import CheckpointStore
 from osora_cli.config.freeze import to_plain, write_config
-from osora_cli.config.schema import TrainConfig, TrainVaeConfig
-from osora_cli.config.values import effective_lr, effective_warmup_steps
+from osora_cli.config.schema import TrainConfig
 from osora_cli.data.loader import prepare_workers
 from osora_cli.data.sampler import Position
-from osora_cli.engine.base import Engine, OptimSettings
+from osora_cli.engine.base import Engine
 from osora_cli.engine.native import make_engine
 from osora_cli.errors import UsageError
-from osora_cli.model.build import build_model
-from osora_cli.model.dc_ae.autoencoder import DcAe
 from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport, LogFile
 from osora_cli.report.jsonl import MetricsFile
 from osora_cli.report.tensorboard import TensorBoardScalars
 from osora_cli.report.wandb import WandbReport
-from osora_cli.trainer.ema import Ema
+from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
 from osora_cli.trainer.rng import seed_everything
 from osora_cli.trainer.saving import RunState
-from osora_cli.trainer.schedule import Schedule
 from osora_cli.trainer.state import Progress
-from osora_cli.trainer.vae import VaeTask, VaeTaskSettings
 
 SCHEMA_VERSION = 1
 GIB = 2**30
@@ -70,8 +67,9 @@ class TrainResult:
         }
 
 
-def train_vae(
-    config: TrainVaeConfig,
+def train(
+    command: str,
+    config: TrainConfig,
     *,
     config_name: str,
     resume_auto: bool = False,
@@ -79,35 +77,37 @@ def train_vae(
     quiet: bool = False,
     json_mode: bool = False,
 ) -> TrainResult:
-    """Train an autoencoder from its start, or go on from the checkpoint that `load` names.
+    """Train from the start, or go on from the checkpoint that `load` names.
 
     Whatever can be wrong with the input is found before a folder is made and before the model is built.
 
     Args:
+        command: `train vae` and so on: what the config is one of.
         resume_auto: go on if the run exists and has a checkpoint that verifies, else start.
         quiet, json_mode: only warnings and errors are said.
 
     Raises:
         OsoraError: with the exit code of its kind.
     """
-    checked = check_vae_input(config)
+    training = check_training(command, config)
     if load is None:
         load = [config.load] if isinstance(config.load, str) else (config.load or [])
     plan = plan_run(
         outputs=config.outputs,
         exp_name=config.exp_name,
-        command="train vae",
+        command=command,
         config_name=config_name,
         load=load,
         resume_auto=resume_auto,
     )
-    return run_vae(config, checked, plan, quiet=quiet or json_mode)
+    return run(training, plan, quiet=quiet or json_mode)
 
 
-def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: bool) -> TrainResult:
+def run(training: Training, plan: RunPlan, *, quiet: bool) -> TrainResult:
     """Train in the planned folder. The input has been checked."""
+    config = training.config
     reader = CheckpointReader(plan.start) if plan.start else None
-    position = _position(config, checked, reader)
+    position = start_position(config, training.sampler, reader)
     _check_something_left(config, plan, reader)
     engine = make_engine(
         engine=config.engine,
@@ -119,7 +119,7 @@ def run_vae(config: TrainVaeConfig, checked: VaeInput, plan: RunPlan, *, quiet: 
     with open_folder(plan):
         if config.num_workers:
             prepare_workers()  # their server starts while the network is built
-        return _train(config, checked, plan, engine, reader, position, quiet=quiet)
+        return _train(training, plan, engine, reader, position, quiet=quiet)
 
 
 def _check_something_left(config: TrainConfig, plan: RunPlan, reader: CheckpointReader | None) -> None:
@@ -135,8 +135,7 @@ def _check_something_left(config: TrainConfig, plan: RunPlan, reader: Checkpoint
 
 
 def _train(
-    config: TrainVaeConfig,
-    checked: VaeInput,
+    training: Training,
     plan: RunPlan,
     engine: Engine,
     reader: CheckpointReader | None,
@@ -144,21 +143,22 @@ def _train(
     *,
     quiet: bool,
 ) -> TrainResult:
+    config = training.config
     observer = _observers(config, quiet)
     store: CheckpointStore | None = None
-    feed: TableFeed | None = None
+    feed: Feed | None = None
     try:
         seed_everything(config.seed)
-        state = _build(config, checked, engine, reader)
-        plan.notes += [*checked.notes, *state.task.notes(), *_engine_notes(config, engine)]
+        state = training.build(engine, reader)
+        plan.notes += [*training.notes, *state.task.notes(), *_engine_notes(config, engine)]
         progress = Progress()
         if reader is not None:
             progress = Progress.of(reader.counters)
             plan.notes += state.load(reader)
-        feed = TableFeed(checked.table, checked.sampler, config, position, pin_memory=engine.device.type == "cuda")
+        feed = training.feed(engine, position)
         progress.epoch, progress.step = position.epoch, feed.start_step
         store = _store(config, plan, state, observer)
-        _begin_records(config, checked, plan, progress, observer)
+        _begin_records(training, plan, progress, observer)
         trainer = Trainer(
             settings=_loop_settings(config),
             engine=engine,
@@ -166,7 +166,8 @@ def _train(
             feed=feed,
             store=store,
             observer=observer,
-            provenance=_provenance(config, checked, engine, plan),
+            provenance=_provenance(training, engine, plan),
+            evaluator=training.evaluator(engine, state, plan.folder),
             progress=progress,
             skipped_updates=int((reader.small("sampler") or {}).get("skipped_updates", 0)) if reader else 0,
         )
@@ -178,98 +179,6 @@ def _train(
             store.close()
         observer.close()
     return _result(plan, outcome)
-
-
-def _position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader | None) -> Position:
-    """Where in the data the run begins: as told, as the checkpoint says, or at the start."""
-    if config.start_epoch is not None or config.start_step is not None:
-        return _told_position(config, checked, reader)
-    if reader is None:
-        return Position(0, 0)
-    state = reader.small("sampler")
-    if state is None:
-        counters = reader.counters
-        state = {
-            "seed": config.seed,
-            "epoch": counters.epoch,
-            "last_micro_batch_access_index": counters.step * checked.sampler.num_replicas,
-        }
-    return checked.sampler.resume(state)
-
-
-def _told_position(config: TrainConfig, checked: VaeInput, reader: CheckpointReader | None) -> Position:
-    """`start_epoch` and `start_step`; the one that is not given is the checkpoint's epoch, or 0."""
-    if reader is None:
-        ckpt_every_minutes=config.ckpt_every_minutes,
-        raise UsageError(
-            "`start_epoch` and `start_step` say where to go on, and no checkpoint is loaded",
-            hint="give one with `--load CKPT`",
-        )
-    epoch = reader.counters.epoch if config.start_epoch is None else config.start_epoch
-    step = config.start_step or 0
-    if epoch >= config.epochs:
-        raise UsageError(f"`start_epoch` is `{epoch}`, and the run has {config.epochs} epochs, counted from 0")
-    steps = len(checked.sampler.epoch_batches(epoch))
-    if step > steps:
-        raise UsageError(f"`start_step` is `{step}`, and epoch {epoch} has {steps} batches")
-    return Position(epoch, step * checked.sampler.num_replicas)
-
-
-def _build(config: TrainVaeConfig, checked: VaeInput, engine: Engine, reader: CheckpointReader | None) -> RunState:
-    """The network with its optimizer, the task and the average of weights."""
-    # A checkpoint wins over `from_pretrained`: what it would load is overwritten at once.
-    section = config.model if reader is None else config.model.model_copy(update={"from_pretrained": None})
-        keep_every=config.keep_every,
-    module = build_model(section, device="cpu", seed=config.seed)
-    assert isinstance(module, DcAe)
-    if config.grad_checkpoint:
-        module.enable_grad_checkpoint()
-    lr = effective_lr(config)
-    optim = OptimSettings(lr, config.optim.betas, config.optim.eps, config.optim.weight_decay)
-    network = engine.prepare(module, optim)
-    losses = config.vae_loss_config
-    task = VaeTask(
-        network,
-        engine,
-        _schedule(config, checked, lr, reader),
-        VaeTaskSettings(
-            perceptual_weight=losses.perceptual_loss_weight,
-            kl_weight=losses.kl_loss_weight,
-            logvar=losses.logvar_init,
-            grad_clip=config.grad_clip,
-            mixed_strategy=config.mixed_strategy,
-            mixed_image_ratio=config.mixed_image_ratio,
-            lengths=lambda most: clip_lengths(config.model, most),
-        ),
-        perceptual=checked.make_perceptual(engine.device) if checked.make_perceptual else None,
-    )
-    ema = None if config.ema_decay is None else Ema(network.master_shards(), config.ema_decay)
-    return RunState(task, ema, config.save_master_weights)
-
-
-def _schedule(config: TrainConfig, checked: VaeInput, lr: float, reader: CheckpointReader | None) -> Schedule:
-    """The config's learning rate. The warm-up goes on as it was begun, unless `update_warmup_steps` says otherwise."""
-    warmup, initial = effective_warmup_steps(config), config.lr_scheduler.initial_lr
-    begun = reader.small("lr_scheduler") if reader is not None else None
-    if begun is not None and not config.update_warmup_steps:
-        kept = (int(begun.get("warmup_steps", warmup)), float(begun.get("initial_lr", initial)))
-        if kept != (warmup, initial):
-            checked.notes.append(
-                f"the warm-up goes on as the checkpoint has it: {kept[0]} updates from {kept[1]:g} "
-                "(`--update-warmup-steps` takes the config's)"
-            )
-        warmup, initial = kept
-    if begun is not None and begun.get("base_lrs") not in (None, [lr]):
-        checked.notes.append(f"learning rate: {lr:g}, in the checkpoint {begun['base_lrs'][0]:g}")
-    total = _total_updates(config, checked)
-    return Schedule(lr, warmup, initial, config.lr_scheduler.use_cosine_scheduler, total)
-
-
-def _total_updates(config: TrainConfig, checked: VaeInput) -> int:
-    """Updates of the whole run; epochs are taken to be as long as the first one, where `max_steps` does not say."""
-    if config.max_steps is not None:
-        return config.max_steps
-    return config.epochs * len(checked.sampler.epoch_batches(0)) // config.accumulation_steps
 
 
 def _engine_notes(config: TrainConfig, engine: Engine) -> list[str]:
@@ -291,6 +200,7 @@ def _loop_settings(config: TrainConfig) -> LoopSettings:
         max_nonfinite=config.max_nonfinite_steps,
         on_save_error=config.on_save_error,
         batch_size=sizes.pop() if len(sizes) == 1 else None,
+        ckpt_every_minutes=config.ckpt_every_minutes,
     )
 
 
@@ -309,16 +219,16 @@ def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: Observ
         async_io=config.async_io,
         backend=config.async_io_backend,
         keep_n_latest=config.keep_n_latest,
+        keep_every=config.keep_every,
         buffer_bytes=int(config.async_io_buffer_gib * GIB),
         protected=plan.start if plan.in_place else None,
         on_event=observer.on_save,
     )
 
 
-def _begin_records(
-    config: TrainConfig, checked: VaeInput, plan: RunPlan, progress: Progress, observer: ObserverGroup
-) -> None:
+def _begin_records(training: Training, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
     """From here on the run's records change: leftovers, what is newer than the start, config, metrics beyond it."""
+    config = training.config
     removed = clean_leftovers(plan.folder)
     if removed:
         plan.notes.append(f"removed what an ended process had left: {', '.join(p.name for p in removed)}")
@@ -332,7 +242,7 @@ def _begin_records(
     dataset = config.dataset.model_copy(update={"data_path": table})
     kept = config.model_copy(update={"load": None, "start_epoch": None, "start_step": None, "dataset": dataset})
     write_config(kept, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
-    total = _total_updates(config, checked)
+    total = total_updates(config, training.sampler)
     observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))
     if plan.start is not None:
         plan.notes.insert(0, f"going on from {plan.start}: epoch {progress.epoch}, update {progress.update}")
@@ -340,15 +250,16 @@ def _begin_records(
         observer.on_event("note", note, {})
 
 
-def _provenance(config: TrainConfig, checked: VaeInput, engine: Engine, plan: RunPlan) -> dict[str, Any]:
+def _provenance(training: Training, engine: Engine, plan: RunPlan) -> dict[str, Any]:
+    config = training.config
     return {
         "engine": engine.name,
         "plugin": config.plugin,
         "dtype": config.dtype,
         "run_id": plan.info.run_id,
         "command": plan.info.command,
-        "table_digest": checked.table.digest,
-        "bucket_digest": checked.sampler.bucket_digest,
+        "table_digest": training.table.digest,
+        "bucket_digest": training.sampler.bucket_digest,
         "seed": config.seed,
         "resumed_from": plan.start.name if plan.start else None,
     }

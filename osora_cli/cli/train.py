@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,15 @@ from osora_cli.cli.output import Output, guarded
 from osora_cli.cli.results import train_lines
 from osora_cli.errors import UsageError
 
+if TYPE_CHECKING:
+    from osora_cli.config.schema import TrainConfig
+
 app = new_app("Train a model.")
+
+ResumeAuto = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="auto", help="Go on if the run exists (needs --exp-name), else start."),
+]
 
 
 @app.command(
@@ -28,10 +36,7 @@ app = new_app("Train a model.")
 def vae(
     ctx: typer.Context,
     config: ConfigArgument = None,
-    resume: Annotated[
-        str | None,
-        typer.Option("--resume", metavar="auto", help="Go on if the run exists (needs --exp-name), else start."),
-    ] = None,
+    resume: ResumeAuto = None,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
@@ -41,7 +46,21 @@ def vae(
 
     CONFIG may be left out: then it is the preset vae/train/video_dc_ae.
     """
-    output = Output(json_mode, quiet, debug)
+    from osora_cli.config.schema import TrainVaeConfig
+
+    _train(ctx, "train vae", TrainVaeConfig, config, resume, show_config, Output(json_mode, quiet, debug))
+
+
+def _train(
+    ctx: typer.Context,
+    command: str,
+    schema: type[TrainConfig],
+    config: str | None,
+    resume: str | None,
+    show_config: bool,
+    output: Output,
+) -> None:
+    """Load the config, train, and say how it ended."""
     if resume not in (None, "auto"):
         raise UsageError(
             f"`--resume` is `{resume}`",
@@ -49,20 +68,19 @@ def vae(
             allowed="auto",
             hint=f"to go on with a run: `osora resume {resume}`",
         )
-    from osora_cli.config.schema import TrainVaeConfig
-
-    loaded = load_for(ctx, "train vae", TrainVaeConfig, config, output)
+    loaded = load_for(ctx, command, schema, config, output)
     if show_config:
-        print_plain_config(loaded.config, "train vae", loaded.path, output)
+        print_plain_config(loaded.config, command, loaded.path, output)
         return
-    from osora_cli.app.train import train_vae
+    from osora_cli.app.train import train
 
-    result = train_vae(
+    result = train(
+        command,
         loaded.config,
         config_name=loaded.name,
         resume_auto=resume == "auto",
-        quiet=quiet,
-        json_mode=json_mode,
+        quiet=output.quiet,
+        json_mode=output.json_mode,
     )
     payload = result.to_json()
     output.result(payload, train_lines(payload))

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 Record = Mapping[str, Any]
 
 
@@ -87,6 +90,11 @@ class Observer(Protocol):
     def on_event(self, kind: str, text: str, data: Record) -> None:
         """Something worth a line: kind `note`, `warning` or `error`."""
 
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        """The networks were scored after `update` updates; pictures are uint8 [H, W, 3] by name."""
+
     def on_save(self, event: SaveEvent) -> None:
         """A checkpoint was submitted, committed, given up or removed."""
 
@@ -104,6 +112,10 @@ class SilentObserver:
     def on_log(self, record: Record) -> None: ...
 
     def on_event(self, kind: str, text: str, data: Record) -> None: ...
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None: ...
 
     def on_save(self, event: SaveEvent) -> None: ...
 
@@ -140,6 +152,11 @@ class ObserverGroup:
 
     def on_event(self, kind: str, text: str, data: Record) -> None:
         self._each(lambda o: o.on_event(kind, text, data))
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        self._each(lambda o: o.on_evaluation(update, scores, pictures))
 
     def on_save(self, event: SaveEvent) -> None:
         self._each(lambda o: o.on_save(event))

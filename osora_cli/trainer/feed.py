@@ -11,6 +11,10 @@ from osora_cli.data.loader import ClipBatch
 class Feed(Protocol):
     """The table seen as epochs of batches, for this rank."""
 
+    @property
+    def start_step(self) -> int:
+        """Micro-batches of this rank that are done in the first epoch."""
+
     def steps(self, epoch: int) -> int:
         """Micro-batches in an epoch; epochs may differ."""
 
@@ -19,3 +23,6 @@ class Feed(Protocol):
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """The position for a checkpoint, in samples."""
+
+    def close(self) -> None:
+        """End what reads."""

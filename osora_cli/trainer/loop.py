@@ -14,6 +14,7 @@ from osora_cli.data.loader import ClipBatch
 from osora_cli.engine.base import Engine, UpdateResult
 from osora_cli.errors import Interrupted, OsoraError, RunError
 from osora_cli.report.base import Observer
+from osora_cli.trainer.evaluation import Evaluator
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.meter import Meter
 from osora_cli.trainer.saving import RunState
@@ -35,8 +36,8 @@ class LoopSettings:
     max_nonfinite: int
     on_save_error: str
     batch_size: int | None
-
     ckpt_every_minutes: float | None = None
+
 
 @dataclass
 class Outcome:
@@ -58,14 +59,15 @@ class Trainer:
     store: CheckpointStore
     observer: Observer
     provenance: dict[str, Any]
+    evaluator: Evaluator | None = None
     progress: Progress = field(default_factory=Progress)
     skipped_updates: int = 0
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
+        self._saved_at = time.monotonic()
         # What a checkpoint says: micro-batches after the last update are not in the weights, a resume takes them again.
         self._at_update = replace(self.progress)
-        self._saved_at = time.monotonic()
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
         self._bad_rows: set[int] = set()
         self._skipped = torch.full((), float(self.skipped_updates), device=self.engine.device)
@@ -133,6 +135,7 @@ class Trainer:
         self._at_update = replace(self.progress)
         self._last = (meter, results)
         self._report(meter, results, update)
+        self._evaluate()
         self._poll()
         every = self.settings.ckpt_every
         if signals.save_wanted or (every > 0 and self.progress.update % every == 0) or self._time_is_up():
@@ -148,6 +151,12 @@ class Trainer:
         self.observer.on_log(record)
         self._stop_if_stuck()
 
+    def _evaluate(self) -> None:
+        if self.evaluator is None or self.progress.update % self.evaluator.every:
+            return
+        found = self.evaluator.evaluate(self.progress.update)
+        self.observer.on_evaluation(self.progress.update, found.scores, found.pictures)
+
     def _stop_if_stuck(self) -> None:
         in_row = int(self._skipped_in_row.item())
         if in_row >= self.settings.max_nonfinite:
@@ -162,15 +171,6 @@ class Trainer:
     def _save(self) -> None:
         self._guard_save(self._submit)
 
-    def _submit(self) -> None:
-        self._stop_if_stuck()
-        at = self._at_update
-        position = self.feed.state(at.epoch, at.step)
-        position["skipped_updates"] = int(self._skipped.item())
-        self.store.save(self.state.contents(at, position, self.settings.batch_size, self.provenance))
-        self._saved_update = at.update
-
-    def _poll(self) -> None:
     def _time_is_up(self) -> bool:
         """Whether `ckpt_every_minutes` have passed since the last save, by rank 0's clock.
 
@@ -185,10 +185,19 @@ class Trainer:
         told = torch.tensor([float(due and engine.rank == 0)], device=engine.device)
         return bool(engine.mean_over_ranks(told).item() > 0)
 
+    def _submit(self) -> None:
+        self._stop_if_stuck()
+        at = self._at_update
+        self._saved_at = time.monotonic()
+        position = self.feed.state(at.epoch, at.step)
+        position["skipped_updates"] = int(self._skipped.item())
+        self.store.save(self.state.contents(at, position, self.settings.batch_size, self.provenance))
+        self._saved_update = at.update
+
+    def _poll(self) -> None:
         self._guard_save(self.store.poll)
 
     def _guard_save(self, act: Callable[[], None]) -> None:
-        self._saved_at = time.monotonic()
         """A failed save ends the run, or with `on_save_error: continue` is told and passed over."""
         try:
             act()

@@ -81,11 +81,12 @@ TRAINED = {"schema_version": 1, "run": "outputs/x", "steps": 3, "last_loss": 0.2
 def train_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TrainVaeConfig, dict[str, Any]]]:
     calls: list[tuple[TrainVaeConfig, dict[str, Any]]] = []
 
-    def train_vae(config: TrainVaeConfig, **kwargs: Any) -> Result:
+    def train(command: str, config: TrainVaeConfig, **kwargs: Any) -> Result:
+        assert command == "train vae"
         calls.append((config, kwargs))
         return Result(TRAINED)
 
-    stand_in(monkeypatch, "osora_cli.app.train", train_vae=train_vae)
+    stand_in(monkeypatch, "osora_cli.app.train", train=train)
     return calls
 
 

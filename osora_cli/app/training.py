@@ -1,0 +1,41 @@
+"""What a kind of training brings: its checked input, its networks, its batches, what it looks at meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from osora_cli.checkpoint.reader import CheckpointReader
+from osora_cli.config.schema import TrainConfig
+from osora_cli.data.sampler import BucketSampler, Position
+from osora_cli.data.table import ClipTable
+from osora_cli.engine.base import Engine
+from osora_cli.trainer.evaluation import Evaluator
+from osora_cli.trainer.feed import Feed
+from osora_cli.trainer.saving import RunState
+
+
+class Training(Protocol):
+    """A training whose input has been checked. Nothing is built and no folder is made before `build`.
+
+    Attributes:
+        config: the resolved config.
+        table, sampler: the clips and their order.
+        notes: what the user should be told once.
+    """
+
+    @property
+    def config(self) -> TrainConfig: ...
+
+    table: ClipTable
+    sampler: BucketSampler
+    notes: list[str]
+
+    def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:
+        """Networks with their optimizers, the task, the average of weights; the caller loads `reader` into them."""
+
+    def feed(self, engine: Engine, start: Position) -> Feed:
+        """The batches from `start` on."""
+
+    def evaluator(self, engine: Engine, state: RunState, folder: Path) -> Evaluator | None:
+        """What is scored while it trains; None: nothing. `folder` is the run's."""
