@@ -104,7 +104,9 @@ class Commit:
         """
         files = dict(self._small.files)
         if self._async_io:
-            files[layout.ASYNC_LOG] = f"{layout.ASYNC_LOG_LINE}\n".encode() * background_files
+            own = f"{layout.ASYNC_LOG_LINE}\n".encode() * background_files
+            log = self._staging / layout.ASYNC_LOG
+            files[layout.ASYNC_LOG] = (log.read_bytes() if log.exists() else b"") + own
         files[layout.RUNNING_STATES] = self._small.counters.to_json()
         records: dict[str, FileRecord] = {}
         if self._small.ema is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from osora_cli import __version__
-from osora_cli.checkpoint import fsio
+from osora_cli.checkpoint import fsio, layout
 from osora_cli.checkpoint.comm import Comm, together
 from osora_cli.checkpoint.commit import Commit, SmallState, cover, optimizer_lag
 from osora_cli.checkpoint.events import SaveError, SaveEvent
@@ -77,7 +77,9 @@ class SaveJob:
         self._events: list[SaveEvent] = []
         self._final = tools.run_dir / small.counters.folder
         self._bytes = 0
-        self._files = TensorFiles(snapshot, staging, copier, pool, tools.writer, tools.comm, tools.on_phase)
+        shared = tools.async_io and tools.comm.rank == 0
+        log = staging / (layout.ASYNC_LOG if shared else f".{layout.ASYNC_LOG}-{tools.comm.rank}")
+        self._files = TensorFiles(snapshot, staging, copier, pool, tools.writer, tools.comm, tools.on_phase, log)
         self._thread: threading.Thread | None = None
         self._held = False
         self._published = False

@@ -23,8 +23,9 @@ from osora_cli.checkpoint.space import make_staging, require_space
 from osora_cli.checkpoint.staging import CudaCopier, HostCopier, SlabPool
 from osora_cli.checkpoint.verify import newest_sequence
 from osora_cli.checkpoint.writer.base import Writer
+from osora_cli.checkpoint.writer.tensornvme import TensorNvmeWriter
 from osora_cli.checkpoint.writer.threads import ThreadWriter
-from osora_cli.errors import OsoraError, UsageError
+from osora_cli.errors import OsoraError, SetupError, UsageError
 from osora_cli.tensors import TensorShard
 
 __all__ = ["PHASES", "CheckpointStore", "SaveError", "SaveEvent"]
@@ -44,7 +45,7 @@ class CheckpointStore:
     Args:
         run_dir: the run's folder.
         async_io: write in the background; save() returns once the state is copied.
-        backend: "auto" or "threads".
+        backend: "auto", "threads" or "tensornvme".
         keep_n_latest: checkpoints to keep, at least one; -1: all.
         keep_every: keep the first checkpoint of every so many updates for good; 0: none.
         buffer_bytes: the most host memory for staging; a larger state is copied in pieces, as the disk takes them.
@@ -89,6 +90,11 @@ class CheckpointStore:
         self._pool: SlabPool | None = None
         self._copier: HostCopier | None = None
         self._sequence: int | None = None
+
+    @property
+    def writer_name(self) -> str:
+        """Who writes the bytes: "threads" or "tensornvme"."""
+        return self._tools.writer.name
 
     def _require_same_folder(self) -> None:
         """A run that was renamed while it trains must not begin a second folder under its old name."""
@@ -271,8 +277,20 @@ class CheckpointStore:
 
 
 def _writer(backend: str) -> Writer:
-    if backend not in ("auto", "threads"):
-        raise UsageError(f"unknown async_io_backend `{backend}`", allowed="auto, threads")
+    """The writer by its name in the config; "auto" is tensornvme wherever that can run.
+
+    Raises:
+        UsageError: no such name.
+        SetupError: tensornvme is asked for and not to be had.
+    """
+    if backend not in ("auto", "threads", "tensornvme"):
+        raise UsageError(f"unknown async_io_backend `{backend}`", allowed="auto, threads, tensornvme")
+    if backend != "threads":
+        try:
+            return TensorNvmeWriter()
+        except SetupError:
+            if backend == "tensornvme":
+                raise
     return ThreadWriter()
 
 

@@ -51,6 +51,7 @@ class TensorFiles:
         writer: how they get to the disk.
         comm: the ranks.
         on_phase: called before each step.
+        log: for a writer that keeps a log of its own; a hidden one goes when the writes are done.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class TensorFiles:
         writer: Writer,
         comm: Comm,
         on_phase: Callable[[str], None],
+        log: Path,
     ) -> None:
+        self._log = log
         self._snapshot = snapshot
         self._staging = staging
         self._copier = copier
@@ -141,6 +144,7 @@ class TensorFiles:
         """
         writes = _Writes()
         staged: deque[_Staged] = deque()
+        self._writer.begin(self._log)
         try:
             for piece in self._snapshot.pieces:
                 slab = self._slab(staged, writes)
@@ -163,6 +167,8 @@ class TensorFiles:
                 left.mark.synchronize()
                 self._pool.release(left.slab)
             self._writer.drain()
+        if self._log.name.startswith("."):
+            self._log.unlink(missing_ok=True)
         if writes.error is not None:
             raise writes.error
         for path, future in writes.futures:

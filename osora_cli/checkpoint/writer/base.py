@@ -80,6 +80,10 @@ class Writer(Protocol):
         """As it goes into the manifest."""
         ...
 
+    def begin(self, log: Path) -> None:
+        """A save begins. A writer with a log of its own appends to `log`; others leave it alone."""
+        ...
+
     def submit(self, file: TargetFile, offset: int, buffer: memoryview) -> Future[DigestRange]:
         """Begin to write a buffer.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from concurrent.futures import Future
+from pathlib import Path
 
 import xxhash
 
@@ -38,6 +39,9 @@ class ThreadWriter:
         ]
         for thread in self._threads:
             thread.start()
+
+    def begin(self, log: Path) -> None:
+        """See `Writer.begin`."""
 
     def submit(self, file: TargetFile, offset: int, buffer: memoryview) -> Future[DigestRange]:
         """See `Writer.submit`."""
