@@ -18,7 +18,7 @@ def _frames(value: object) -> object:
     return value
 
 
-Probability = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 # {frames: (probability, batch size)} or {frames: ((size probability, length probability), batch size)}
 Lengths = Annotated[
     dict[
@@ -48,6 +48,13 @@ class DatasetConfig(Section):
         16, ge=1, description="clips of a higher rate are thinned to at most this many frames a second"
     )
     rand_sample_interval: Int | None = Field(None, ge=1, description="draw the frame interval from 1 to this instead")
+    vmaf: bool = Field(False, description="put the table's motion score (column score_vmafmotion) into captions")
+    memory_efficient: bool = Field(
+        False, description="leave paths and captions of a parquet table on disk until they are needed"
+    )
+    balance_window: Int = Field(
+        0, ge=0, description="batches put in order of cost at a time, so that ranks of a step cost alike; 0: none"
+    )
     max_bad_fraction: Float = Field(
         0.05, ge=0, le=1, description="share of clips that may fail to decode before the run stops"
     )

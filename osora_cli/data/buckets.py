@@ -89,7 +89,7 @@ def _check_entry(where: str, frames: Any, entry: Any) -> tuple[Probability, int]
         raise ConfigError(f"{where}: `{batch_size}` is not a batch size", allowed=allowed)
     pair = isinstance(chance, Sequence) and not isinstance(chance, str)
     values = list(chance) if pair else [chance]
-    if len(values) != (2 if pair else 1) or not all(_is_number(v) and v >= 0 for v in values):
+    if len(values) != (2 if pair else 1) or not all(_is_number(v) and 0 <= v <= 1 for v in values):
         raise ConfigError(f"{where}: `{chance}` is not a probability", allowed=allowed)
     if pair:
         return (float(values[0]), float(values[1])), batch_size

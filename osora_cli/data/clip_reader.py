@@ -6,6 +6,7 @@ same pixels in any process.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from osora_cli.data.crop import draw_frame_indices, draw_interval
 from osora_cli.data.draws import draw_rng
 from osora_cli.data.fps import add_caption_suffix, map_target_fps
 from osora_cli.data.media import MediaError, is_still, probe, read_frames
+from osora_cli.data.stored_text import StoredText
 from osora_cli.data.transforms import resize_crop_image, resize_crop_uint8
 from osora_cli.errors import DataError, OsoraError, RunError
 
@@ -28,14 +30,29 @@ _SHOWN = 5
 
 
 class ClipSource(NamedTuple):
-    """A row of the table: where its file may be (the first that exists is taken) and what the table says of it."""
+    """A row of the table: where its file may be (the first that exists is taken) and what the table says of it.
+
+    Without `paths` the row's path and caption are on disk, and `ReadOptions.names` finds them.
+    """
 
     row: int
     paths: tuple[str, ...]
     text: str
     num_frames: int
     fps: float
-    motion_score: float | None
+    motion_score: float
+
+
+class StoredNames(NamedTuple):
+    """Paths and captions that stay on disk, and the folders in which relative paths are tried, in this order."""
+
+    text: StoredText
+    folders: tuple[str, ...]
+
+    def name(self, clip: ClipSource) -> ClipSource:
+        """The clip with its paths and caption. Raises DataError where they cannot be read."""
+        path, text = self.text.read(clip.row)
+        return clip._replace(paths=tuple(os.path.join(folder, path) for folder in self.folders), text=text)
 
 
 class ReadOptions(NamedTuple):
@@ -44,6 +61,8 @@ class ReadOptions(NamedTuple):
     seed: int
     fps_max: float | None
     rand_sample_interval: int | None
+    motion_score: bool = False
+    names: StoredNames | None = None
 
 
 class BatchTask(NamedTuple):
@@ -80,6 +99,7 @@ class BatchResult:
     rows: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     fps: tuple[float, ...] = ()
+    motion_scores: tuple[float, ...] = ()
     replaced: tuple[Failure, ...] = ()
     shortened: tuple[Failure, ...] = ()
     error: OsoraError | None = None
@@ -101,7 +121,7 @@ def read_batch(task: BatchTask, options: ReadOptions) -> BatchResult:
     except OsoraError as error:
         return BatchResult(task.number, error=error)
     except Exception as error:
-        clips = ", ".join(f"`{clip.paths[0]}`" for clip in task.clips[:_SHOWN])
+        clips = ", ".join(f"`{clip.paths[0]}`" if clip.paths else f"row {clip.row}" for clip in task.clips[:_SHOWN])
         reason = RunError(f"reading a batch of {clips} ended in {type(error).__name__}: {error}")
         return BatchResult(task.number, error=reason, details=traceback.format_exc())
 
@@ -119,8 +139,9 @@ class _BatchReader:
         video = torch.empty((len(task.clips), 3, task.frames, task.height, task.width), dtype=torch.uint8)
         used = [self._fill(video[i], clip, task.positions[i]) for i, clip in enumerate(task.clips)]
         rates = [map_target_fps(clip.fps, self._options.fps_max)[0] for clip in used]
+        scored = self._options.motion_score
         texts = [
-            add_caption_suffix(clip.text, rate, self._options.fps_max, clip.motion_score)
+            add_caption_suffix(clip.text, rate, self._options.fps_max, clip.motion_score if scored else None)
             for clip, rate in zip(used, rates, strict=True)
         ]
         return BatchResult(
@@ -129,6 +150,7 @@ class _BatchReader:
             rows=tuple(clip.row for clip in used),
             texts=tuple(texts),
             fps=tuple(rates),
+            motion_scores=tuple(clip.motion_score for clip in used),
             replaced=tuple(self._replaced),
             shortened=tuple(self._shortened),
         )
@@ -137,6 +159,8 @@ class _BatchReader:
         """Reads `clip`, or spares until one can be read, into `out` [3, T, H, W]; the one that was read."""
         failed: list[Failure] = []
         while True:
+            if not clip.paths and self._options.names is not None:
+                clip = self._options.names.name(clip)
             purpose = ("clip",) if not failed else ("clip", "replacement", clip.row)
             try:
                 self._read_clip(out, clip, draw_parts=(self._options.seed, self._task.epoch, position, *purpose))

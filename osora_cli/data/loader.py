@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import math
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from osora_cli.data.clip_reader import BatchResult, BatchTask, ClipSource, ReadOptions, read_batch
+from osora_cli.data.clip_reader import BatchResult, BatchTask, ClipSource, ReadOptions, StoredNames, read_batch
 from osora_cli.data.draws import draw_rng
 from osora_cli.data.failures import FailureLimit
 from osora_cli.data.plan import Batch, EpochPlan
+from osora_cli.data.stored_text import StoredColumn
 from osora_cli.data.table import ClipTable
 from osora_cli.data.worker import start_worker
 from osora_cli.errors import RunError
@@ -52,6 +55,7 @@ class ClipBatch:
         positions: in the epoch's order, as planned.
         texts: captions with their suffix.
         fps: rate each clip is used at, frames a second; 0 for stills.
+        motion_scores: the table's `score_vmafmotion` of each clip; NaN where there is none.
         replaced: (row, path and reason) of clips that could not be read, each replaced by another of its bucket.
         shortened: (row, path and reason) of clips whose file holds fewer frames than the table says, but enough.
         wait_s: seconds the caller waited for this batch.
@@ -62,6 +66,7 @@ class ClipBatch:
     positions: tuple[int, ...]
     texts: tuple[str, ...]
     fps: tuple[float, ...]
+    motion_scores: tuple[float, ...]
     replaced: tuple[tuple[int, str], ...]
     shortened: tuple[tuple[int, str], ...]
     wait_s: float
@@ -146,7 +151,6 @@ class ClipLoader:
         timeout_s: float = 1800.0,
     ) -> None:
         self._table, self._seed = table, seed
-        self._scores = table.score_vmafmotion if motion_score else None
         self._max_bad_fraction, self._timeout_s = max_bad_fraction, timeout_s
         self._num_workers, self._ahead = num_workers, max(1, num_workers * prefetch_factor)
         self._tasks = _Tasks()
@@ -156,7 +160,7 @@ class ClipLoader:
         self._at_exit = partial(_close, weakref.ref(self))
         with _more_workers_than_cores():
             self._loader: DataLoader[BatchResult | None] | None = DataLoader(
-                _Reader(ReadOptions(seed, fps_max, rand_sample_interval)),
+                _Reader(ReadOptions(seed, fps_max, rand_sample_interval, motion_score, _stored_names(table))),
                 batch_size=None,
                 sampler=self._tasks,
                 collate_fn=_as_it_is,
@@ -203,6 +207,7 @@ class ClipLoader:
                 positions=batch.positions,
                 texts=result.texts,
                 fps=result.fps,
+                motion_scores=result.motion_scores,
                 replaced=tuple((failure.row, str(failure)) for failure in result.replaced),
                 shortened=tuple((failure.row, str(failure)) for failure in result.shortened),
                 wait_s=time.perf_counter() - began,
@@ -261,14 +266,16 @@ class ClipLoader:
         return list(itertools.islice(others, wanted))
 
     def _source(self, row: int) -> ClipSource:
+        table, scores = self._table, self._table.score_vmafmotion
+        on_disk = isinstance(table.path, StoredColumn)
         return ClipSource(
             row=row,
             # Made absolute here, because a worker need not be in this process's folder.
-            paths=tuple(str(path.absolute()) for path in self._table.tried(row)),
-            text=self._table.text_of(row),
-            num_frames=int(self._table.num_frames[row]),
-            fps=float(self._table.fps[row]),
-            motion_score=None if self._scores is None else float(self._scores[row]),
+            paths=() if on_disk else tuple(str(path.absolute()) for path in table.tried(row)),
+            text="" if on_disk else table.text_of(row),
+            num_frames=int(table.num_frames[row]),
+            fps=float(table.fps[row]),
+            motion_score=math.nan if scores is None else float(scores[row]),
         )
 
     def close(self) -> None:
@@ -284,45 +291,18 @@ class ClipLoader:
         self._workers = []
 
 
+def _stored_names(table: ClipTable) -> StoredNames | None:
+    """Where a worker finds paths and captions that are not in memory."""
+    if not isinstance(table.path, StoredColumn):
+        return None
+    folders = [Path.cwd(), table.source.parent.absolute(), *([] if table.root is None else [table.root.absolute()])]
+    return StoredNames(table.path.store, tuple(map(str, dict.fromkeys(folders))))
+
+
 def _close(loader: weakref.ref[ClipLoader]) -> None:
     alive = loader()
     if alive is not None:
         alive.close()
-
-
-def make_loader(
-    table: ClipTable,
-    batches: Sequence[Batch],
-    *,
-    seed: int,
-    epoch: int,
-    fps_max: float | None,
-    num_workers: int = 0,
-    prefetch_factor: int = 2,
-    rand_sample_interval: int | None = None,
-    max_bad_fraction: float = 0.05,
-    motion_score: bool = False,
-    pin_memory: bool = False,
-) -> Iterator[ClipBatch]:
-    """The batches of one pass, by workers of its own; arguments as `ClipLoader`. For many passes that class is faster.
-
-    Workers start with the first batch, and end when the iterator is exhausted, closed or dropped.
-    """
-    loader = ClipLoader(
-        table,
-        seed=seed,
-        fps_max=fps_max,
-        num_workers=num_workers,
-        prefetch_factor=prefetch_factor,
-        rand_sample_interval=rand_sample_interval,
-        max_bad_fraction=max_bad_fraction,
-        motion_score=motion_score,
-        pin_memory=pin_memory,
-    )
-    try:
-        yield from loader.read(batches, epoch)
-    finally:
-        loader.close()
 
 
 def prepare_workers() -> BaseContext:

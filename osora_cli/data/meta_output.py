@@ -13,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from osora_cli.data.meta import MetaTable
+from osora_cli.data.text_table import PARQUET
 from osora_cli.errors import SetupError, UsageError
 
-PARQUET = (".parquet", ".pq")
+# What is read for one clip with `memory_efficient`. Of a table so large that its footer would be, groups are larger.
+_GROUP_ROWS, _GROUPS = 1000, 10_000
 _QUOTED = frozenset(',"\r\n')
 
 
@@ -47,7 +49,8 @@ def write_meta_table(table: MetaTable, output: Path) -> None:
     if output.suffix.lower() in PARQUET:
         arrays = [table.as_array(name) for name in table.names]
         with replaced(output) as file:
-            pq.write_table(pa.Table.from_arrays(arrays, names=table.names), file)
+            rows = max(_GROUP_ROWS, -(-len(table) // _GROUPS))
+            pq.write_table(pa.Table.from_arrays(arrays, names=table.names), file, row_group_size=rows)
     else:
         write_csv(output, table.names, [table.as_text(name) for name in table.names])
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from osora_cli.data.media_types import is_still
-from osora_cli.data.text_table import TextTable, read_text_table
+from osora_cli.data.presence import Presence
+from osora_cli.data.stored_text import LARGE_GROUP, TEXT_COLUMNS, StoredColumn, StoredText, find_stored_text
+from osora_cli.data.text_table import PARQUET, TextTable, read_text_table
 from osora_cli.errors import DataError
 
 COLUMNS = ("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
@@ -23,6 +26,10 @@ _WHOLE = ("num_frames", "height", "width")
 _SHOWN = 5
 # What a number that is not there looks like in other people's tables.
 _EMPTY = ("", "nan", "none", "null", "na", "n/a", "<na>")
+# Strings that are gone through one by one are taken out of arrow so many at a time.
+_CHUNK = 1 << 16
+
+Strings: TypeAlias = "pa.Array | StoredColumn"
 
 
 @dataclass(frozen=True)
@@ -31,7 +38,7 @@ class ClipTable:
 
     Attributes:
         source: the file.
-        path, text: large_string arrays, never null; `text` may be empty.
+        path, text: large_string arrays, never null; `text` may be empty. With `memory_efficient` they stay on disk.
         num_frames, height, width: `[rows]` int64, at least 1; size in pixels as displayed.
         aspect_ratio: `[rows]` float64, height / width.
         resolution: `[rows]` float64, height * width, pixels.
@@ -43,8 +50,8 @@ class ClipTable:
     """
 
     source: Path
-    path: pa.Array
-    text: pa.Array
+    path: Strings
+    text: Strings
     num_frames: NDArray[np.int64]
     height: NDArray[np.int64]
     width: NDArray[np.int64]
@@ -57,19 +64,41 @@ class ClipTable:
     digest: str
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> ClipTable:
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        root: str | os.PathLike[str] | None = None,
+        *,
+        memory_efficient: bool = False,
+    ) -> ClipTable:
         """Reads a CSV or parquet table and checks every value that is used.
+
+        Args:
+            path: the table.
+            root: where relative clip paths are tried last.
+            memory_efficient: leave paths and captions on disk, and read the row groups that are needed when they are.
 
         Raises:
             DataError: the table is missing, unreadable or ragged, lacks columns (all named at once), has no rows, or
-                holds values that cannot be (the first few named with row and column, and their number).
+                holds values that cannot be (the first few named with row and column, and their number); or it is
+                no parquet table and `memory_efficient` is wanted.
         """
-        raw = read_text_table(path, (*COLUMNS, SCORE_COLUMN))
-        _check_columns(raw)
+        wanted: tuple[str, ...] = (*COLUMNS, SCORE_COLUMN)
+        stored: StoredText | None = None
+        if memory_efficient:
+            _check_parquet(Path(path))
+            wanted = tuple(name for name in wanted if name not in TEXT_COLUMNS)
+        raw = read_text_table(path, wanted)
+        if memory_efficient:
+            stored = find_stored_text(raw.source, raw.num_rows)
+        _check_columns(raw, () if stored is None else TEXT_COLUMNS)
         if raw.num_rows == 0:
             raise DataError(f"table `{raw.source}` has a header and no rows")
+        if stored is not None:
+            raw.notes.append(_about(stored))
         numbers = _Numbers(raw)
-        text = {name: _text(raw, name) for name in ("path", "text")}
+        text = {name: _text(raw, name) if stored is None else stored.column(name) for name in TEXT_COLUMNS}
+        _check_paths(raw, text["path"])
         whole = {name: numbers.whole(name) for name in _WHOLE}
         ratio, resolution = numbers.positive("aspect_ratio"), numbers.positive("resolution")
         fps = numbers.rate(text["path"])
@@ -127,12 +156,15 @@ class ClipTable:
     def missing_files(self) -> list[int]:
         """Rows whose file is in none of the places where it is looked for, in order."""
         folders = ["", os.fspath(self.source.parent), *([] if self.root is None else [os.fspath(self.root)])]
-        exists, join = os.path.exists, os.path.join
-        return [
-            row
-            for row, path in enumerate(self.path.to_pylist())
-            if not any(exists(join(folder, path)) for folder in folders)
-        ]
+        exists, join = Presence().exists, os.path.join
+        missing: list[int] = []
+        for first, paths in _numbered(self.path):
+            missing += [
+                row
+                for row, path in enumerate(paths, first)
+                if not any(exists(join(folder, path)) for folder in folders)
+            ]
+        return missing
 
     def missing_files_error(self, rows: Sequence[int]) -> DataError:
         """What to say about rows that `missing_files` found."""
@@ -152,8 +184,54 @@ def candidates(path: str, source: Path, root: Path | None) -> list[Path]:
     return list(dict.fromkeys(places))
 
 
-def _check_columns(raw: TextTable) -> None:
-    missing = [name for name in COLUMNS if name not in raw.names]
+def _check_parquet(source: Path) -> None:
+    if source.exists() and source.suffix.lower() not in PARQUET:
+        raise DataError(
+            f"table `{source}` is no parquet file, and `memory_efficient` reads parts of one",
+            hint=f"osora data meta --input {source} --output {source.with_suffix('.parquet')}",
+        )
+
+
+def _about(stored: StoredText) -> str:
+    groups, largest = len(stored.starts) - 1, stored.largest_group
+    where = f"in {len(stored.files)} files" if len(stored.files) > 1 else f"in {groups} row groups"
+    text = f"paths and captions stay on disk, {where} of up to {largest} rows"
+    if largest > LARGE_GROUP:
+        text += ": each clip costs the reading of so many; `osora data meta` writes a table in smaller groups"
+    return text
+
+
+def _chunks(column: Strings) -> Iterator[pa.Array]:
+    """A column in parts that fit into memory."""
+    if isinstance(column, StoredColumn):
+        yield from column.chunks()
+        return
+    for first in range(0, len(column), _CHUNK):
+        yield column.slice(first, _CHUNK)
+
+
+def _numbered(column: Strings) -> Iterator[tuple[int, list[str]]]:
+    """Parts of a column as Python's strings, each with the row it begins at."""
+    first = 0
+    for chunk in _chunks(column):
+        yield first, chunk.to_pylist()
+        first += len(chunk)
+
+
+def _check_paths(raw: TextTable, column: Strings) -> None:
+    count, first_row, seen = 0, 0, 0
+    for chunk in _chunks(column):
+        empty = np.flatnonzero(pc.equal(chunk, "").to_numpy(zero_copy_only=False))
+        if empty.size and not count:
+            first_row = seen + int(empty[0])
+        count += empty.size
+        seen += len(chunk)
+    if count:
+        raise DataError(f"{count} rows have an empty `path`", where=raw.where(first_row))
+
+
+def _check_columns(raw: TextTable, elsewhere: Sequence[str] = ()) -> None:
+    missing = [name for name in COLUMNS if name not in raw.names and name not in elsewhere]
     if not missing:
         return
     found = ", ".join(f"`{name}`" for name in raw.names)
@@ -171,12 +249,7 @@ def _text(raw: TextTable, name: str) -> pa.Array:
     column = raw.columns[name]
     if not pa.types.is_large_string(column.type):
         column = pc.cast(column, pa.large_string())
-    column = pc.fill_null(column, "")
-    if name == "path":
-        empty = np.flatnonzero(pc.equal(column, "").to_numpy(zero_copy_only=False))
-        if empty.size:
-            raise DataError(f"{empty.size} rows have an empty `path`", where=raw.where(int(empty[0])))
-    return column
+    return pc.fill_null(column, "")
 
 
 class _Numbers:
@@ -219,12 +292,14 @@ class _Numbers:
         self._note(name, values, np.isfinite(values) & (values > 0), "is not a number above 0")
         return values
 
-    def rate(self, paths: pa.Array) -> NDArray[np.float64]:
+    def rate(self, paths: Strings) -> NDArray[np.float64]:
         """Frames per second: above 0, or nothing for a still."""
         values = self.read("fps")
         good = np.isfinite(values) & (values > 0)
-        for row in np.flatnonzero(np.isnan(values)):
-            good[row] = is_still(str(paths[int(row)].as_py()))
+        without = np.isnan(values)
+        for first, chunk in _numbered(paths) if without.any() else ():
+            for place in np.flatnonzero(without[first : first + len(chunk)]):
+                good[first + place] = is_still(chunk[place])
         self._note("fps", values, good, "is not a number above 0")
         return values
 
@@ -236,13 +311,14 @@ class _Numbers:
     def raise_if_any(self) -> None:
         if not self._faults:
             return
-        faults = sorted(self._faults)
+        faults, source = sorted(self._faults), self._raw.source
+        output = source.with_name(f"{source.stem}_meta{source.suffix}")
         lines = [f"row {row}, column `{name}`: {what}" for row, name, what in faults[:_SHOWN]]
         more = f" and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise DataError(
-            f"{len(faults)} values of table `{self._raw.source}` cannot be used: {'; '.join(lines)}{more}",
+            f"{len(faults)} values of table `{source}` cannot be used: {'; '.join(lines)}{more}",
             where=self._raw.where(faults[0][0]),
-            hint="`osora data meta` fills values that are empty; correct or empty the others first",
+            hint=f"osora data meta --input {source} --output {output} --on-error skip",
         )
 
 
@@ -260,7 +336,7 @@ def _contradictions(
     return notes
 
 
-def _digest(columns: dict[str, pa.Array | NDArray[np.int64] | NDArray[np.float64]]) -> str:
+def _digest(columns: dict[str, Strings | NDArray[np.int64] | NDArray[np.float64]]) -> str:
     """xxh3_128 over names, lengths and values, whatever the file's format."""
     hashed = xxhash.xxh3_128()
     for name, column in columns.items():
@@ -269,10 +345,20 @@ def _digest(columns: dict[str, pa.Array | NDArray[np.int64] | NDArray[np.float64
             values = np.where(np.isnan(column), np.nan, column) if column.dtype.kind == "f" else column
             hashed.update(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).tobytes())
         else:
-            lengths = pc.binary_length(column).to_numpy(zero_copy_only=False).astype("<i8")
-            hashed.update(lengths.tobytes())
-            hashed.update(_joined(column))
+            _update(hashed, (_lengths(chunk) for chunk in _chunks(column)))
+            _update(hashed, (_joined(chunk) for chunk in _chunks(column)))
     return hashed.hexdigest()
+
+
+def _update(hashed: xxhash.xxh3_128, parts: Iterable[memoryview | bytes]) -> None:
+    for part in parts:
+        hashed.update(part)
+
+
+def _lengths(column: pa.Array) -> bytes:
+    """Bytes of each string, as little-endian int64."""
+    lengths: bytes = pc.binary_length(column).to_numpy(zero_copy_only=False).astype("<i8").tobytes()
+    return lengths
 
 
 def _joined(column: pa.Array) -> memoryview | bytes:

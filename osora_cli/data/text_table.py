@@ -18,8 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from osora_cli.data.media_types import STILL_EXTENSIONS, VIDEO_EXTENSIONS
 from osora_cli.errors import DataError
 
+PARQUET = (".parquet", ".pq")
 DELIMITERS = (",", ";", "\t", "|")
 _DELIMITER_NAMES = {"\t": "tab"}
 _CHUNK = 10_000
@@ -70,8 +72,14 @@ def read_text_table(path: str | os.PathLike[str], columns: Collection[str] | Non
         raise DataError(f"table `{source}` does not exist")
     if not source.is_file():
         raise DataError(f"table `{source}` is not a file", allowed="a CSV or parquet file")
-    if source.suffix.lower() in (".parquet", ".pq"):
+    if source.suffix.lower() in PARQUET:
         return _read_parquet(source, columns)
+    if source.suffix.lower() in STILL_EXTENSIONS | VIDEO_EXTENSIONS:
+        raise DataError(
+            f"`{source}` is a clip, not a table",
+            allowed="a CSV or parquet table with a column `path`",
+            hint="osora data meta --input FOLDER --output TABLE.csv makes one of all clips of a folder",
+        )
     return _read_csv(source, columns)
 
 
@@ -109,7 +117,10 @@ def _read_csv(source: Path, columns: Collection[str] | None) -> TextTable:
         num_rows += len(chunk)
         for place, name in chosen:
             parts[name].append(pa.array([record[place] for record in chunk], pa.large_string()))
-    arrays = {name: pa.concat_arrays(part) if part else pa.array([], pa.large_string()) for name, part in parts.items()}
+    arrays: dict[str, pa.Array] = {}
+    for _, name in chosen:  # the parts of a column go before the next is joined: they are as large as the file
+        part = parts.pop(name)
+        arrays[name] = pa.concat_arrays(part) if part else pa.array([], pa.large_string())
     notes = []
     if delimiter != ",":
         shown = _DELIMITER_NAMES.get(delimiter, f"`{delimiter}`")

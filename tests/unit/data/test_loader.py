@@ -4,7 +4,8 @@ import hashlib
 import math
 import pickle
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from osora_cli.data.clip_reader import BatchResult, BatchTask, ClipSource, ReadO
 from osora_cli.data.crop import draw_frame_indices
 from osora_cli.data.draws import draw_rng
 from osora_cli.data.fps import map_target_fps
-from osora_cli.data.loader import ClipBatch, ClipLoader, make_loader
+from osora_cli.data.loader import ClipBatch, ClipLoader
 from osora_cli.data.media import is_still, read_frames
 from osora_cli.data.plan import Batch
 from osora_cli.data.sampler import BucketSampler
@@ -43,6 +44,12 @@ def digest(batch: ClipBatch) -> tuple[Any, ...]:
     pixels = hashlib.sha1(batch.video.numpy().tobytes()).hexdigest()
     rest = (batch.rows, batch.positions, batch.texts, batch.fps, batch.replaced, batch.shortened)
     return tuple(batch.video.shape), pixels, *rest
+
+
+def read_pass(table: ClipTable, batches: Sequence[Batch], *, epoch: int, **options: Any) -> Iterator[ClipBatch]:
+    """One pass by a loader of its own."""
+    with closing(ClipLoader(table, **options)) as reader:
+        yield from reader.read(batches, epoch)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +99,7 @@ def test_a_batch_is_what_the_rules_say(table: ClipTable) -> None:
     sampler = sampler_of(table, MIXED)
     seen_stills = 0
     for batch, plan in zip(
-        make_loader(table, list(sampler.epoch_batches(1)), seed=5, epoch=1, fps_max=FPS_MAX),
+        read_pass(table, list(sampler.epoch_batches(1)), seed=5, epoch=1, fps_max=FPS_MAX),
         sampler.epoch_batches(1),
         strict=True,
     ):
@@ -125,7 +132,7 @@ def test_lying_and_standing_clips_are_not_turned(tmp_path: Path, size: tuple[int
     """Red rises to the right and green downwards, as in the source, and the long side stays the long one."""
     table = make_table(tmp_path, [clip_row(make_clip(tmp_path / "clip.mp4", 12, size, 12))])
     plan = sampler_of(table, {f"112px_ar{ratio}": {5: (1.0, 1)}}).epoch_batches(0)
-    (batch,) = make_loader(table, plan, seed=5, epoch=0, fps_max=FPS_MAX)
+    (batch,) = read_pass(table, plan, seed=5, epoch=0, fps_max=FPS_MAX)
     height, width = batch.video.shape[-2:]
     assert (width > height) == (size[0] > size[1])
     red, green = batch.video[0, 0].float(), batch.video[0, 1].float()
@@ -137,7 +144,7 @@ def test_frames_come_in_their_order_from_one_window(tmp_path: Path) -> None:
     """At the source's own size the numbers written into the frames can be read back."""
     table = make_table(tmp_path, [clip_row(make_clip(tmp_path / "clip.mp4", 80, (96, 64), 24))])
     batch = Batch((0,), 9, 64, 96, (17,), np.array([0]))
-    (got,) = make_loader(table, [batch], seed=3, epoch=2, fps_max=12)
+    (got,) = read_pass(table, [batch], seed=3, epoch=2, fps_max=12)
     numbers = [frame_number(image) for image in got.video[0].permute(1, 2, 3, 0).numpy()]
     rng = draw_rng(3, 2, 17, "clip")
     assert numbers == draw_frame_indices(80, 9, 2, rng).tolist()
@@ -148,7 +155,7 @@ def test_another_seed_epoch_or_position_is_another_window(tmp_path: Path) -> Non
 
     def first(seed: int, epoch: int, position: int) -> int:
         batch = Batch((0,), 5, 64, 96, (position,), np.array([0]))
-        (got,) = make_loader(table, [batch], seed=seed, epoch=epoch, fps_max=24)
+        (got,) = read_pass(table, [batch], seed=seed, epoch=epoch, fps_max=24)
         return frame_number(got.video[0, :, 0].permute(1, 2, 0).numpy())
 
     assert len({first(0, 0, position) for position in range(8)}) > 4
@@ -161,7 +168,7 @@ def test_a_drawn_interval_spreads_the_frames(tmp_path: Path) -> None:
     spans = set()
     for position in range(12):
         batch = Batch((0,), 10, 64, 96, (position,), np.array([0]))
-        (got,) = make_loader(table, [batch], seed=0, epoch=0, fps_max=24, rand_sample_interval=3)
+        (got,) = read_pass(table, [batch], seed=0, epoch=0, fps_max=24, rand_sample_interval=3)
         numbers = [frame_number(image) for image in got.video[0].permute(1, 2, 3, 0).numpy()]
         spans.add(numbers[-1] - numbers[0] + 1)
     assert spans == {10, 20, 30}
@@ -169,17 +176,24 @@ def test_a_drawn_interval_spreads_the_frames(tmp_path: Path) -> None:
 
 def test_motion_scores_stand_in_captions_when_asked_for(tmp_path: Path) -> None:
     path = make_clip(tmp_path / "clip.mp4", 20, (96, 64), 12)
-    table = make_table(tmp_path, [{**clip_row(path, "None"), "score_vmafmotion": 3.6}])
-    batch = Batch((0,), 5, 64, 96, (0,), np.array([0]))
+    rows = [{**clip_row(path, "None"), "score_vmafmotion": score} for score in (3.6, "")]
+    table = make_table(tmp_path, rows)
+    batch = Batch((0, 1), 5, 64, 96, (0, 1), np.array([0, 1]))
     for motion, text in ((False, "None 12 FPS."), (True, "None 12 FPS, 4 motion score.")):
-        (got,) = make_loader(table, [batch], seed=0, epoch=0, fps_max=12, motion_score=motion)
-        assert got.texts == (text,)
+        (got,) = read_pass(table, [batch], seed=0, epoch=0, fps_max=12, motion_score=motion)
+        assert got.texts == (text, "None 12 FPS.")
+        # The score itself is there either way, for who writes captions in another manner.
+        assert got.motion_scores[0] == 3.6
+        assert math.isnan(got.motion_scores[1])
+    unscored = make_table(tmp_path, [clip_row(path)])
+    (got,) = read_pass(unscored, [Batch((0,), 5, 64, 96, (0,))], seed=0, epoch=0, fps_max=12)
+    assert math.isnan(got.motion_scores[0])
 
 
 # -- passes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 1, 4])
 def test_a_pass_from_its_middle_is_the_rest_of_the_pass(
     table: ClipTable, in_process: list[tuple[Any, ...]], workers: int
 ) -> None:
@@ -187,9 +201,11 @@ def test_a_pass_from_its_middle_is_the_rest_of_the_pass(
     first = len(sampler.epoch_batches(0))
     epoch, start = sampler.resume(sampler.state(1, 2))
     plan = sampler.epoch_batches(epoch, start)
-    got = make_loader(table, plan, seed=5, epoch=epoch, fps_max=FPS_MAX, num_workers=workers)
+    got = read_pass(table, plan, seed=5, epoch=epoch, fps_max=FPS_MAX, num_workers=workers)
     assert [digest(batch) for batch in got] == in_process[first + 2 :]
-    sliced = make_loader(table, sampler.epoch_batches(1)[2:], seed=5, epoch=1, fps_max=FPS_MAX)
+    if workers:
+        return
+    sliced = read_pass(table, sampler.epoch_batches(1)[2:], seed=5, epoch=1, fps_max=FPS_MAX)
     assert [digest(batch) for batch in sliced] == in_process[first + 2 :]
 
 
@@ -199,7 +215,7 @@ def test_what_is_skipped_is_not_decoded(tmp_path: Path) -> None:
     plan = sampler_of(table, {"64px_ar3:2": {5: (1.0, 1)}}, shuffle=False).epoch_batches(0)
     for i in range(2):
         (tmp_path / f"{i}.mp4").unlink()
-    got = list(make_loader(table, plan[2:], seed=5, epoch=0, fps_max=FPS_MAX, max_bad_fraction=0))
+    got = list(read_pass(table, plan[2:], seed=5, epoch=0, fps_max=FPS_MAX, max_bad_fraction=0))
     assert [batch.rows for batch in got] == [(2,), (3,)]
 
 
@@ -222,7 +238,7 @@ def test_a_pass_that_is_broken_off_does_not_show_in_the_next(
 
 def test_an_empty_pass_yields_nothing(table: ClipTable) -> None:
     plan = sampler_of(table, {"96px": {999: (1.0, 1)}}).epoch_batches(0)
-    assert list(make_loader(table, plan, seed=0, epoch=0, fps_max=12, num_workers=2)) == []
+    assert list(read_pass(table, plan, seed=0, epoch=0, fps_max=12, num_workers=2)) == []
 
 
 def test_global_generators_are_left_alone(table: ClipTable) -> None:
@@ -233,7 +249,7 @@ def test_global_generators_are_left_alone(table: ClipTable) -> None:
     before = states()
     plan = sampler_of(table, MIXED).epoch_batches(0)[:2]
     for workers in (0, 1):
-        assert len(list(make_loader(table, plan, seed=5, epoch=0, fps_max=FPS_MAX, num_workers=workers))) == 2
+        assert len(list(read_pass(table, plan, seed=5, epoch=0, fps_max=FPS_MAX, num_workers=workers))) == 2
     assert states() == before
 
 
@@ -247,7 +263,7 @@ def test_batches_for_a_gpu_are_page_locked(
         monkeypatch.setattr(loader, "_SHARED_MEMORY", shared_memory)
         for workers in (0, 2):
             options = {"seed": 5, "epoch": 0, "fps_max": FPS_MAX, "num_workers": workers, "pin_memory": True}
-            got = list(make_loader(table, plan, **options))
+            got = list(read_pass(table, plan, **options))
             assert all(batch.video.is_pinned() for batch in got)
             assert [digest(batch) for batch in got] == in_process[:3]
 
@@ -255,7 +271,7 @@ def test_batches_for_a_gpu_are_page_locked(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_page_locking_is_left_out_without_a_gpu(table: ClipTable, in_process: list[tuple[Any, ...]]) -> None:
     plan = sampler_of(table, MIXED).epoch_batches(0)[:1]
-    got = list(make_loader(table, plan, seed=5, epoch=0, fps_max=FPS_MAX, num_workers=1, pin_memory=True))
+    got = list(read_pass(table, plan, seed=5, epoch=0, fps_max=FPS_MAX, num_workers=1, pin_memory=True))
     assert [digest(batch) for batch in got] == in_process[:1]
     assert not got[0].video.is_pinned()
 
@@ -267,7 +283,7 @@ def test_without_room_in_shared_memory_pixels_take_the_pipe(
     assert loader._fits_shared_memory(plan, 4) == loader._fits_shared_memory(list(plan), 4)
     monkeypatch.setattr(loader, "_SHARED_MEMORY", "/nowhere")
     assert not loader._fits_shared_memory(plan, 4)
-    got = list(make_loader(table, plan[:3], seed=5, epoch=0, fps_max=FPS_MAX, num_workers=2))
+    got = list(read_pass(table, plan[:3], seed=5, epoch=0, fps_max=FPS_MAX, num_workers=2))
     assert [digest(batch) for batch in got] == in_process[:3]
     for batch in got:
         batch.video.zero_()  # it can be written to
@@ -292,7 +308,7 @@ def test_paths_hold_when_the_folder_changes(tmp_path: Path, monkeypatch: pytest.
     table = make_table(Path(), [clip_row(Path("a clip, 100%#.mp4"))])
     batch = Batch((0,), 5, 64, 96, (0,), np.array([0]))
     for workers in (0, 1):
-        got = list(make_loader(table, [batch] * 2, seed=0, epoch=0, fps_max=12, num_workers=workers))
+        got = list(read_pass(table, [batch] * 2, seed=0, epoch=0, fps_max=12, num_workers=workers))
         assert [each.replaced for each in got] == [(), ()]
 
 
@@ -322,7 +338,7 @@ def test_a_clip_that_fails_is_replaced_from_its_bucket_with_its_own_caption(faul
     runs = []
     for workers in (0, 2):
         options = {"seed": 5, "epoch": 0, "fps_max": FPS_MAX, "max_bad_fraction": 0.9, "num_workers": workers}
-        runs.append(list(make_loader(faulty, plan, **options)))
+        runs.append(list(read_pass(faulty, plan, **options)))
     assert list(map(digest, runs[0])) == list(map(digest, runs[1]))
     replaced = dict(pair for batch in runs[0] for pair in batch.replaced)
     assert set(replaced) == {0, 1, 2, 3}
@@ -344,7 +360,7 @@ def test_a_clip_that_fails_is_replaced_from_its_bucket_with_its_own_caption(faul
 def test_no_failure_may_be_allowed(faulty: ClipTable) -> None:
     plan = sampler_of(faulty, BUCKET).epoch_batches(0)
     with pytest.raises(DataError, match="1 of ") as caught:
-        list(make_loader(faulty, plan, seed=5, epoch=0, fps_max=FPS_MAX, max_bad_fraction=0))
+        list(read_pass(faulty, plan, seed=5, epoch=0, fps_max=FPS_MAX, max_bad_fraction=0))
     assert caught.value.exit_code == 3
     assert "max_bad_fraction" in str(caught.value)
 
@@ -354,7 +370,7 @@ def test_too_many_failures_stop_the_pass_and_are_listed(faulty: ClipTable, worke
     plan = sampler_of(faulty, BUCKET).epoch_batches(0)
     options = {"seed": 5, "epoch": 0, "fps_max": FPS_MAX, "num_workers": workers}
     with pytest.raises(DataError) as caught:
-        list(make_loader(faulty, plan, max_bad_fraction=0.1, **options))
+        list(read_pass(faulty, plan, max_bad_fraction=0.1, **options))
     assert "4 of " in caught.value.message
     for name in ("stub.mp4", "missing.mp4", "cut.mp4", "still.png"):
         assert name in caught.value.message
@@ -366,7 +382,7 @@ def test_a_bucket_in_which_nothing_can_be_read_stops_with_its_files(tmp_path: Pa
     plan = sampler_of(table, {"78px_ar2:1": {9: (1.0, 1)}}).epoch_batches(0)
     for workers in (0, 1):
         with pytest.raises(DataError) as caught:
-            list(make_loader(table, plan, seed=0, epoch=0, fps_max=12, max_bad_fraction=1, num_workers=workers))
+            list(read_pass(table, plan, seed=0, epoch=0, fps_max=12, max_bad_fraction=1, num_workers=workers))
         assert all(f"gone{i}.mp4" in caught.value.message for i in range(3))
         assert "9 frames of 96x64" in caught.value.message
 
@@ -376,7 +392,7 @@ def test_retries_are_bounded(tmp_path: Path) -> None:
     table = make_table(tmp_path, [{**good, "path": str(tmp_path / f"gone{i}.mp4")} for i in range(60)] + [good])
     batch = Batch((0,), 9, 64, 96, (0,), np.arange(60))
     with pytest.raises(DataError, match="and 5 more"):
-        list(make_loader(table, [batch], seed=0, epoch=0, fps_max=12, max_bad_fraction=1))
+        list(read_pass(table, [batch], seed=0, epoch=0, fps_max=12, max_bad_fraction=1))
 
 
 def test_a_file_with_fewer_frames_than_the_table_says_is_used_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -384,7 +400,7 @@ def test_a_file_with_fewer_frames_than_the_table_says_is_used_as_far_as_it_goes(
     other = make_clip(tmp_path / "other.mp4", 60, (96, 64), 12, first=100)
     table = make_table(tmp_path, [clip_row(path, num_frames=400), clip_row(other)])
     members = np.array([0, 1])
-    (got,) = make_loader(table, [Batch((0,), 9, 64, 96, (0,), members)], seed=0, epoch=0, fps_max=12)
+    (got,) = read_pass(table, [Batch((0,), 9, 64, 96, (0,), members)], seed=0, epoch=0, fps_max=12)
     assert got.rows == (0,)
     assert got.replaced == ()
     ((row, reason),) = got.shortened
@@ -394,13 +410,13 @@ def test_a_file_with_fewer_frames_than_the_table_says_is_used_as_far_as_it_goes(
     assert numbers == list(range(numbers[0], numbers[0] + 9))
     assert numbers[-1] < 20
     # Too short for the bucket: another clip takes its place.
-    (got,) = make_loader(table, [Batch((0,), 33, 64, 96, (0,), members)], seed=0, epoch=0, fps_max=12)
+    (got,) = read_pass(table, [Batch((0,), 33, 64, 96, (0,), members)], seed=0, epoch=0, fps_max=12)
     assert got.rows == (1,)
     assert [row for row, _ in got.replaced] == [0]
 
 
 def _task(path: Path) -> BatchTask:
-    source = ClipSource(0, (str(path),), "text", 20, 12.0, None)
+    source = ClipSource(0, (str(path),), "text", 20, 12.0, math.nan)
     return BatchTask(1, 0, 5, 64, 96, (0,), (source,), (), True)
 
 
@@ -412,7 +428,7 @@ def test_an_unforeseen_error_comes_as_one_that_names_the_clip(tmp_path: Path, mo
     monkeypatch.setattr(clip_reader, "read_frames", broken)
     table = make_table(tmp_path, [clip_row(path)])
     with pytest.raises(RunError, match=r"clip\.mp4` ended in ZeroDivisionError: by zero") as caught:
-        list(make_loader(table, [Batch((0,), 5, 64, 96, (0,), np.array([0]))], seed=0, epoch=0, fps_max=12))
+        list(read_pass(table, [Batch((0,), 5, 64, 96, (0,), np.array([0]))], seed=0, epoch=0, fps_max=12))
     assert "in broken" in str(caught.value.__cause__)
 
 
@@ -431,6 +447,6 @@ def test_stills_have_no_rate(table: ClipTable) -> None:
     stills = [row for row in range(len(table)) if math.isnan(table.fps[row])]
     assert len(stills) == 3
     batch = Batch(tuple(stills), 1, 64, 64, (0, 1, 2), np.array(stills))
-    (got,) = make_loader(table, [batch], seed=0, epoch=0, fps_max=12)
+    (got,) = read_pass(table, [batch], seed=0, epoch=0, fps_max=12)
     assert got.fps == (0, 0, 0)
     assert tuple(got.video.shape) == (3, 3, 1, 64, 64)
