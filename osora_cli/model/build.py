@@ -17,6 +17,7 @@ from osora_cli.config.models.dc_ae import DcAeConfig
 from osora_cli.config.models.discriminator import DiscriminatorConfig
 from osora_cli.config.models.flux import FluxConfig
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig
+from osora_cli.config.models.perceptual import LpipsConfig
 from osora_cli.config.models.text import TextEmbedderConfig
 from osora_cli.errors import ConfigError
 from osora_cli.model.weights import load_weights
@@ -34,6 +35,7 @@ REGISTRY: dict[str, _Entry] = {
     "hunyuan_vae": _Entry(HunyuanVaeConfig, "osora_cli.model.hunyuan_vae.autoencoder:HunyuanVae"),
     "flux": _Entry(FluxConfig, "osora_cli.model.mmdit.model:MMDiT"),
     "N_Layer_discriminator_3D": _Entry(DiscriminatorConfig, "osora_cli.model.discriminator:NLayerDiscriminator3D"),
+    "LPIPS": _Entry(LpipsConfig, "osora_cli.model.lpips_weights:build_lpips", loads_itself=True),
     "text_embedder": _Entry(TextEmbedderConfig, "osora_cli.model.text:build_text_embedder", loads_itself=True),
 }
 

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from osora_cli.config.models.perceptual import LpipsConfig
 from osora_cli.errors import SetupError
 from osora_cli.model.perceptual import LPIPS, SCALE, SHIFT
 
@@ -104,6 +105,19 @@ def load_lpips(
     net.load_state_dict(state, assign=True)
     net.requires_grad_(False)
     return net.to(device)
+
+
+def build_lpips(section: LpipsConfig, *, device: torch.device, dtype: torch.dtype) -> LPIPS:
+    """The distance that `section` describes, with its weights unless `device` is "meta"; convolutions in `dtype`.
+
+    Raises:
+        SetupError: as `load_lpips`.
+    """
+    if device.type == "meta":
+        with device:
+            return LPIPS(compute_dtype=dtype)
+    path = None if section.from_pretrained is None else Path(section.from_pretrained).expanduser()
+    return load_lpips(path, device=device, compute_dtype=dtype)
 
 
 def fetch_lpips(folder: Path | None = None, progress: Progress | None = None) -> Path:

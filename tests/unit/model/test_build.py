@@ -12,8 +12,9 @@ from support.dc_ae import small_config
 from torch import nn
 
 from osora_cli.config.base import Section
-from osora_cli.errors import CheckpointError, ConfigError
+from osora_cli.errors import CheckpointError, ConfigError, SetupError
 from osora_cli.model.build import REGISTRY, build_model
+from osora_cli.model.perceptual import LPIPS
 
 DISCRIMINATOR = {"type": "N_Layer_discriminator_3D"}
 
@@ -117,3 +118,17 @@ def test_unknown_keys_and_wrong_types_are_told() -> None:
     with pytest.raises(ConfigError, match="latent_chanels") as caught:
         build_model({"type": "dc_ae", "latent_chanels": 3, "in_channels": "many"})
     assert "in_channels" in caught.value.message
+
+
+def test_lpips_is_built_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without weights only its shapes can be had; where they are missing the error says how to get them."""
+    monkeypatch.setenv("OSORA_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    with torch.device("meta"):
+        expected = LPIPS().state_dict()
+    shapes = build_model({"type": "LPIPS"}, device="meta").state_dict()
+    assert {k: v.shape for k, v in shapes.items()} == {k: v.shape for k, v in expected.items()}
+    assert all(v.is_meta for v in shapes.values())
+    with pytest.raises(SetupError, match="LPIPS weights are not on this machine") as said:
+        build_model({"type": "LPIPS"})
+    assert "osora weights fetch lpips-vgg" in (said.value.hint or "")
