@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osora_cli.app.ckpt_network import network_shapes
 from osora_cli.checkpoint.findings import Level, Report, RunReport, Verdict
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.verify import is_checkpoint, verify, verify_run
-from osora_cli.errors import CheckpointError
+from osora_cli.errors import CheckpointError, UsageError
 
 SCHEMA_VERSION = 1
 
@@ -52,6 +53,7 @@ def verify_path(
     path: Path | str,
     *,
     quick: bool = False,
+    deep: bool = False,
     strict: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> VerifyResult:
@@ -60,17 +62,21 @@ def verify_path(
     Args:
         path: either; a run is a folder with checkpoints in it.
         quick: only the structure; the tensors' bytes are not read.
+        deep: every byte, and then what the values must satisfy.
         strict: only "ok" counts as good, "complete" does not.
         progress: called with (bytes read, bytes to read) of each checkpoint.
 
     Raises:
+        UsageError: quick and deep at once.
         CheckpointError: the path does not exist.
     """
+    if quick and deep:
+        raise UsageError("`--quick` and `--deep` exclude each other", allowed="one of them, or neither")
     path = Path(path)
-    level: Level = "structure" if quick else "digest"
+    level: Level = "structure" if quick else ("deep" if deep else "digest")
     if path.is_dir() and not is_checkpoint(path) and (checkpoint_folders(path) or _looks_like_run(path)):
-        return VerifyResult(verify_run(path, level, progress=progress), strict)
-    return VerifyResult(verify(path, level, progress=progress), strict)
+        return VerifyResult(verify_run(path, level, progress=progress, networks=network_shapes), strict)
+    return VerifyResult(verify(path, level, progress=progress, networks=network_shapes), strict)
 
 
 def _looks_like_run(path: Path) -> bool:

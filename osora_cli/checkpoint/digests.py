@@ -53,7 +53,7 @@ def check_digests(
         for file, record in manifest.files.items()
         if file not in skip
         for part in record.ranges
-        if i.level == "digest" or _small(file, part)
+        if i.level != "structure" or _small(file, part)
     ]
     total = sum(part.length for _, part in work)
     count = min(threads or default_threads(), max(1, len(work)))

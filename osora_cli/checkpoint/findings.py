@@ -9,7 +9,7 @@ from typing import Any, Literal
 from osora_cli.checkpoint.counters import Counters
 from osora_cli.checkpoint.manifest import Manifest
 
-Level = Literal["structure", "digest"]
+Level = Literal["structure", "digest", "deep"]  # each with all that comes before
 Verdict = Literal["ok", "complete", "incomplete", "damaged", "pruned", "foreign"]
 Kind = Literal["missing", "damage", "note"]
 

@@ -144,6 +144,20 @@ class CheckpointReader:
         with torch.no_grad():
             map_threads(lambda item: _fill(*item), work)
 
+    def read_flat(self, group: str, key: str, start: int, count: int) -> torch.Tensor:
+        """The elements [start, start + count) of a tensor as [count], in the file's dtype.
+
+        Raises:
+            CheckpointError: there is no such tensor, or it cannot be read.
+        """
+        place = self._group(group).get(key)
+        if place is None:
+            raise CheckpointError(f"`{group}` has no tensor `{key}`", where=str(self.path))
+        dtype, shape = place.kind
+        values = torch.empty(count, dtype=dtype)
+        _fill(place, TensorShard(key, shape, start, values))
+        return values
+
     def param_groups(self, group: str) -> list[dict[str, Any]]:
         """The optimizer's groups, `params` as numbers.
 

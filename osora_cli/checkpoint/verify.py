@@ -1,5 +1,5 @@
 """The verdict on a checkpoint, and on all of a run. Never writes, never runs a pickle, needs neither CUDA nor torch
-(but for the `.bin` files of Open-Sora's own checkpoints)."""
+(but for the `.bin` files of Open-Sora's own checkpoints, and for the values that the deep level looks at)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from osora_cli.checkpoint import layout, legacy, structure
 from osora_cli.checkpoint.digests import Progress, check_digests
@@ -16,6 +17,9 @@ from osora_cli.checkpoint.layout import GROUPS
 from osora_cli.checkpoint.manifest import LaterFormat, ManifestError, parse_manifest
 from osora_cli.checkpoint.structure import Inspection
 from osora_cli.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from osora_cli.checkpoint.deep import NetworkShapes
 
 # What makes a folder a checkpoint, whatever it is named.
 _MARKS = (layout.RUNNING_STATES, layout.MANIFEST, *(g.folder for g in GROUPS.values() if g.folder), "lora")
@@ -31,18 +35,24 @@ def is_checkpoint(path: Path) -> bool:
 
 
 def verify(
-    path: Path | str, level: Level = "digest", *, progress: Progress | None = None, threads: int | None = None
+    path: Path | str,
+    level: Level = "digest",
+    *,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    networks: NetworkShapes | None = None,
 ) -> Report:
     """Judge one checkpoint.
 
     Args:
         path: its folder.
-        level: "structure" reads headers and small files, "digest" every byte.
+        level: "structure" reads headers and small files, "digest" every byte, "deep" looks at the values too.
         progress: called with (bytes read, bytes to read).
         threads: readers; None: by the number of cores.
+        networks: at the deep level, what the run's config asks of the weights.
 
     Returns:
-        A report. A checkpoint with a manifest is "ok" only at the digest level, else "complete".
+        A report. A checkpoint with a manifest is "ok" only from the digest level on, else "complete".
 
     Raises:
         CheckpointError: there is no such folder.
@@ -62,6 +72,8 @@ def verify(
         return Report(path, level, "foreign", [check], seconds=time.monotonic() - started)
     try:
         checks = _run_checks(inspection, progress, threads)
+        if level == "deep":
+            checks += _deep_checks(inspection, checks, progress, threads, networks)
     except LaterFormat as error:
         checks = [Check("manifest", [Finding(layout.MANIFEST, None, str(error))])]
         return Report(path, level, "foreign", checks, inspection.counters, seconds=time.monotonic() - started)
@@ -145,10 +157,34 @@ def _run_checks(i: Inspection, progress: Progress | None, threads: int | None) -
         checks.append(Check("digests", detail="no manifest: flipped bits cannot be told", skipped=True))
     else:
         skip = structure.without_bytes(i, i.manifest)
-        what = "every byte" if i.level == "digest" else "headers and small files only: the tensors' bytes were not read"
+        what = (
+            "every byte" if i.level != "structure" else "headers and small files only: the tensors' bytes were not read"
+        )
         add("digests", check_digests(i, i.manifest, skip, threads=threads, progress=progress), what)
     add("optimizer", structure.check_optimizer(i))
     return checks
+
+
+def _deep_checks(
+    i: Inspection,
+    checks: list[Check],
+    progress: Progress | None,
+    threads: int | None,
+    networks: NetworkShapes | None,
+) -> list[Check]:
+    if any(check.status == "failed" for check in checks):
+        return [Check("values", detail="not looked at: what the tensors hold is in doubt already", skipped=True)]
+    from osora_cli.checkpoint.deep import deep_checks
+
+    return deep_checks(i.path, saved_before(i.path), networks, threads=threads, progress=progress)
+
+
+def saved_before(path: Path) -> Path | None:
+    """The checkpoint of the same run that was saved before this one, None where there is none."""
+    run = path.resolve().parent
+    order = newest_first(layout.checkpoint_folders(run))
+    older = order[order.index(path.resolve()) + 1 :] if path.resolve() in order else []
+    return next((folder for folder in older if (folder / layout.RUNNING_STATES).exists()), None)
 
 
 def _verdict(i: Inspection, checks: list[Check]) -> Verdict:
@@ -157,7 +193,7 @@ def _verdict(i: Inspection, checks: list[Check]) -> Verdict:
         return "damaged"
     if "missing" in kinds:
         return "incomplete"
-    return "ok" if i.manifest is not None and i.level == "digest" else "complete"
+    return "ok" if i.manifest is not None and i.level != "structure" else "complete"
 
 
 def is_good(path: Path) -> bool:
@@ -211,7 +247,12 @@ def update_of(folder: Path) -> tuple[int, int]:
 
 
 def verify_run(
-    run: Path | str, level: Level = "digest", *, progress: Progress | None = None, threads: int | None = None
+    run: Path | str,
+    level: Level = "digest",
+    *,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    networks: NetworkShapes | None = None,
 ) -> RunReport:
     """Judge all checkpoints of a run and say which one a resume takes.
 
@@ -221,7 +262,10 @@ def verify_run(
     run = Path(run)
     if not run.is_dir():
         raise CheckpointError(f"`{run}` does not exist", allowed="a run's folder")
-    rows = [verify(folder, level, progress=progress, threads=threads) for folder in layout.checkpoint_folders(run)]
+    rows = [
+        verify(folder, level, progress=progress, threads=threads, networks=networks)
+        for folder in layout.checkpoint_folders(run)
+    ]
     good = {row.path for row in rows if row.is_good}
     resume_from = next((path for path in newest_first(row.path for row in rows) if path in good), None)
     return RunReport(run, level, rows, resume_from)

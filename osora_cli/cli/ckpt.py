@@ -20,6 +20,7 @@ app = new_app("Look at checkpoints.")
     epilog=examples(
         "osora ckpt verify outputs/RUN",
         "osora ckpt verify outputs/RUN/epoch0-global_step3000 --quick",
+        "osora ckpt verify outputs/RUN/epoch0-global_step3000 --deep",
         "osora ckpt verify outputs/RUN --json",
     ),
 )
@@ -27,6 +28,9 @@ app = new_app("Look at checkpoints.")
 def verify(
     path: Annotated[str, typer.Argument(metavar="PATH", help="A checkpoint, or the folder of a run.")],
     quick: Annotated[bool, typer.Option("--quick", help="Structure only: the tensors' bytes are not read.")] = False,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Look at the values too: finite, masters and EMA fit, not a stale copy.")
+    ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="What could not be proven byte by byte fails too.")] = False,
     json_mode: Json = False,
     quiet: Quiet = False,
@@ -41,7 +45,7 @@ def verify(
 
     progress = Progress(output, "verify", "bytes")
     try:
-        result = verify_path(Path(path), quick=quick, strict=strict, progress=progress)
+        result = verify_path(Path(path), quick=quick, deep=deep, strict=strict, progress=progress)
     finally:
         progress.close()
     payload = result.to_json()
