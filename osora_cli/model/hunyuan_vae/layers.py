@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from osora_cli.model.conv import Conv3d
+
 NORM_EPS = 1e-6
 Stride = tuple[int, int, int]
 
@@ -37,7 +39,7 @@ class CausalConv3d(nn.Module):
         super().__init__()
         side = kernel // 2
         self.padding = (side, side, side, side, kernel - 1, 0)
-        self.conv = nn.Conv3d(in_channels, out_channels, kernel, stride=stride)
+        self.conv = Conv3d(in_channels, out_channels, kernel, stride=stride)
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         if any(self.padding):

@@ -39,3 +39,29 @@ def test_bf16_gradients(frames: int, kernel: int, stride: int, padding: int, bf1
     for got, exact in zip(run(conv, x, bf16=bf16), want, strict=True):
         assert got.shape == exact.shape
         assert relative(got, exact) < 2e-2
+
+
+@pytest.mark.parametrize(
+    ("groups", "stride", "padding", "bias"), [(1, 1, 1, True), (1, (1, 2, 2), 1, False), (4, 2, 0, True)]
+)
+def test_one_small_clip_without_gradient_is_that_of_a_batch(
+    groups: int, stride: int, padding: int, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conv = Conv3d(8, 16, 3, stride=stride, padding=padding, groups=groups, bias=bias)
+    x = torch.randn(1, 8, 5, 12, 9, generator=torch.Generator().manual_seed(0))
+    taken = []
+    onednn = torch.mkldnn_convolution
+    monkeypatch.setattr(torch, "mkldnn_convolution", lambda *a: (taken.append(1), onednn(*a))[1])
+    for given in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+        with torch.no_grad():
+            alone, batch = conv(given), conv(torch.cat([given, given]))
+        assert torch.allclose(alone, batch[:1], rtol=1e-5, atol=1e-6)
+        assert torch.allclose(alone, conv(given), rtol=1e-5, atol=1e-6)  # with a gradient: torch's own choice
+    assert len(taken) == 2
+
+
+def test_a_choice_of_padding_by_name_is_torchs_own() -> None:
+    conv = Conv3d(4, 4, 3, padding="same")
+    x = torch.randn(1, 4, 5, 6, 6)
+    with torch.no_grad():
+        assert conv(x).shape == x.shape
