@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from osora_cli.config.base import Float, Int, Section
+from osora_cli.config.evaluation import EvalConfig
 from osora_cli.config.models.dc_ae import DcAeConfig
 from osora_cli.config.sections import (
     BucketConfig,
@@ -69,6 +70,10 @@ class TrainConfig(LoaderConfig):
     tensorboard: bool = Field(True, description="write TensorBoard scalars")
     wandb: bool = Field(False, description="report to Weights & Biases (extra: wandb)")
     wandb_project: str = Field("osora", description="project at Weights & Biases")
+    eval_every: Int = Field(0, ge=0, description="updates between scorings on fixed clips; 0: none")
+    eval: EvalConfig = Field(default_factory=EvalConfig, description="what is scored while it trains")
+    profile: bool = Field(False, description="trace a few updates with torch's profiler into RUN/profile/")
+    profile_updates: Int = Field(3, ge=1, description="updates of that trace")
 
     ckpt_every: Int = Field(1000, ge=0, description="updates per checkpoint; 0: only the last")
     ckpt_every_minutes: Float | None = Field(
