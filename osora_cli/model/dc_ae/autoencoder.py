@@ -7,7 +7,7 @@ C channels, T frames, H rows, W columns.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from osora_cli.config.models.dc_ae import DcAeConfig, TileAxis, check_size, plan, tile_axes
 from osora_cli.errors import ConfigError
 from osora_cli.model.dc_ae.coder import Decoder, Encoder
-from osora_cli.model.dc_ae.tiling import Coder, Cut, tile_space, tile_time
+from osora_cli.model.dc_ae.tiling import Coder, Cut, Read, joined, reader, tile_space, tile_time
 
 INIT_STD = 0.02
 
@@ -32,6 +32,8 @@ class DcAe(nn.Module):
         ConfigError: from the constructor where the config is not consistent, from the calls where a clip's size is
             not one that the net takes.
     """
+
+    is_causal = False
 
     def __init__(self, config: DcAeConfig) -> None:
         super().__init__()
@@ -65,14 +67,26 @@ class DcAe(nn.Module):
 
     def encode(self, x_BCTHW: Tensor) -> Tensor:
         """Latents of clips, divided by `scaling_factor` if there is one; in tiles where the config says so."""
-        self._check_encodable(x_BCTHW)
-        return self._in_tiles(self._encode_plain, x_BCTHW, Cut.encoding, least_frames=1)
+        self._check_encodable(*x_BCTHW.shape[2:])
+        return joined(list(self.encode_parts(reader(x_BCTHW), x_BCTHW.shape[2])))
 
     def decode(self, z_BCTHW: Tensor) -> Tensor:
         """Clips of latents (the inverse of `encode`); in tiles where the config says so."""
+        return joined(list(self.decode_parts(z_BCTHW)))
+
+    def encode_parts(self, read: Read, frames: int) -> Iterator[Tensor]:
+        """What `encode` gives for a clip of `frames` frames, in parts along time, one for each temporal tile.
+
+        Args:
+            read: gives frames start .. end of the clip when they are due; each comes once, or twice where tiles overlap.
+        """
+        return self._in_tiles(self._encode_plain, read, frames, Cut.encoding, least_frames=1)
+
+    def decode_parts(self, z_BCTHW: Tensor) -> Iterator[Tensor]:
+        """What `decode` gives, in parts along time."""
         # A tile of one latent frame would be decoded as an image and lose frames.
         least = 1 if self.time_compression_ratio == 1 else 2
-        return self._in_tiles(self._decode_plain, z_BCTHW, Cut.decoding, least_frames=least)
+        return self._in_tiles(self._decode_plain, reader(z_BCTHW), z_BCTHW.shape[2], Cut.decoding, least_frames=least)
 
     def forward(self, x_BCTHW: Tensor) -> tuple[Tensor, None, Tensor]:
         """Reconstruction in the dtype of x, None (there is no posterior), and the latents.
@@ -102,9 +116,8 @@ class DcAe(nn.Module):
         self.encoder.grad_checkpoint = self.decoder.grad_checkpoint = enabled
         self.decoder.keep_last = self.config.disc_off_grad_ckpt
 
-    def _check_encodable(self, x_BCTHW: Tensor) -> None:
+    def _check_encodable(self, frames: int, height: int, width: int) -> None:
         """Frames that every halving of time finds even, or single: the divisors and the multiples of the ratio."""
-        frames, height, width = x_BCTHW.shape[2:]
         time = self.time_compression_ratio
         if frames < 1 or (frames % time and time % frames):
             raise ConfigError(
@@ -123,7 +136,9 @@ class DcAe(nn.Module):
             z_BCTHW = z_BCTHW * self.scaling_factor
         return self.decoder(z_BCTHW.contiguous(memory_format=torch.channels_last_3d))
 
-    def _in_tiles(self, coder: Coder, x_BCTHW: Tensor, cut_of: Callable[[TileAxis], Cut], least_frames: int) -> Tensor:
+    def _in_tiles(
+        self, coder: Coder, read: Read, frames: int, cut_of: Callable[[TileAxis], Cut], least_frames: int
+    ) -> Iterator[Tensor]:
         """`coder` at once, or over the tiles of space, within those of time, on axes longer than a tile."""
 
         def over_space(part_BCTHW: Tensor) -> Tensor:
@@ -134,6 +149,7 @@ class DcAe(nn.Module):
 
         if self.time_tiles is not None:
             cut = cut_of(self.time_tiles)
-            if x_BCTHW.shape[2] > cut.length:
-                return tile_time(over_space, x_BCTHW, cut, least_frames)
-        return over_space(x_BCTHW)
+            if frames > cut.length:
+                yield from tile_time(over_space, read, frames, cut, least_frames)
+                return
+        yield over_space(read(0, frames))

@@ -82,7 +82,14 @@ class HunyuanVae(nn.Module):
         Args:
             generator: of the draw; None: PyTorch's global one.
         """
-        return self._latents(self.posterior(x_BCTHW), sample_posterior, generator)
+        return self.latents_of(self.posterior(x_BCTHW), sample_posterior=sample_posterior, generator=generator)
+
+    def latents_of(
+        self, posterior: DiagonalGaussian, *, sample_posterior: bool = True, generator: torch.Generator | None = None
+    ) -> Tensor:
+        """A draw from a posterior or its mode, shifted and scaled."""
+        z_BCTHW = posterior.sample(generator) if sample_posterior else posterior.mode()
+        return (z_BCTHW - self.config.shift_factor) * self.config.scale_factor
 
     def decode(self, z_BCTHW: Tensor) -> Tensor:
         """Clips of latents, not clamped; in tiles where the config says so."""
@@ -99,7 +106,7 @@ class HunyuanVae(nn.Module):
         """
         check_clip(self.config, *x_BCTHW.shape[2:])
         posterior = self.posterior(x_BCTHW)
-        z_BCTHW = self._latents(posterior, sample_posterior, generator)
+        z_BCTHW = self.latents_of(posterior, sample_posterior=sample_posterior, generator=generator)
         return self.decode(z_BCTHW).to(x_BCTHW.dtype), posterior, z_BCTHW
 
     def get_first_layer(self) -> Tensor:
@@ -113,10 +120,6 @@ class HunyuanVae(nn.Module):
     def enable_grad_checkpoint(self, enabled: bool = True) -> None:
         """Recompute activations in the backward pass: each resnet, re-sampler, middle block and tail norm."""
         self.encoder.grad_checkpoint = self.decoder.grad_checkpoint = enabled
-
-    def _latents(self, posterior: DiagonalGaussian, sample: bool, generator: torch.Generator | None) -> Tensor:
-        z_BCTHW = posterior.sample(generator) if sample else posterior.mode()
-        return (z_BCTHW - self.config.shift_factor) * self.config.scale_factor
 
     def _moments(self, x_BCTHW: Tensor) -> Tensor:
         h_BMTHW = self.encoder(x_BCTHW)
