@@ -32,28 +32,37 @@ class ShownClip:
     frames: list[tuple[int, NDArray[np.uint8], NDArray[np.uint8]]] = field(default_factory=list)
 
 
-def side_by_side(clips: Sequence[ShownClip], path: Path) -> None:
-    """Write a PNG with three rows a clip (original, reconstruction, absolute error times ERROR_GAIN), a column a frame.
+def sheet(clips: Sequence[ShownClip]) -> Image.Image:
+    """Three rows a clip (original, reconstruction, absolute error times ERROR_GAIN), a column a frame.
 
-    Small frames are enlarged by whole factors without smoothing, large ones reduced. The file is replaced in one
-    rename.
+    Small frames are enlarged by whole factors without smoothing, large ones reduced.
 
     Raises:
         ValueError: no clip, or a clip without frames.
-        OSError: the file cannot be written.
     """
     if not clips or not all(clip.frames for clip in clips):
         raise ValueError("a picture needs clips with frames")
     blocks = [_block(clip) for clip in clips]
     width = max(block.width for block in blocks)
-    sheet = Image.new("RGB", (width, sum(block.height for block in blocks)), _PAPER)
+    image = Image.new("RGB", (width, sum(block.height for block in blocks)), _PAPER)
     top = 0
     for block in blocks:
-        sheet.paste(block, (0, top))
+        image.paste(block, (0, top))
         top += block.height
+    return image
+
+
+def side_by_side(clips: Sequence[ShownClip], path: Path) -> None:
+    """Write `sheet` as a PNG. The file is replaced in one rename.
+
+    Raises:
+        ValueError: no clip, or a clip without frames.
+        OSError: the file cannot be written.
+    """
+    image = sheet(clips)
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp.png")
     try:
-        sheet.save(temporary)
+        image.save(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

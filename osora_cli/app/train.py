@@ -201,6 +201,7 @@ def _loop_settings(config: TrainConfig) -> LoopSettings:
         on_save_error=config.on_save_error,
         batch_size=sizes.pop() if len(sizes) == 1 else None,
         ckpt_every_minutes=config.ckpt_every_minutes,
+        eval_at_ends=config.eval.at_ends,
     )
 
 

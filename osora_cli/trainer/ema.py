@@ -6,10 +6,12 @@ computation's dtype. It is made from the masters' own shards, and is therefore s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
+from osora_cli.engine.base import Trained
 from osora_cli.tensors import TensorShard
 
 
@@ -39,3 +41,24 @@ class Ema:
         """Start again from the masters."""
         for average, master in zip(self._shards, self._masters, strict=True):
             average.tensor.copy_(master)
+
+    @contextmanager
+    def swapped(self, network: Trained) -> Iterator[None]:
+        """The average stands in the place of the masters meanwhile; after it every bit is where it was.
+
+        Values change places tensor by tensor, so that no second copy of the weights is needed. Nothing may copy the
+        weights at the time (a save in flight), nor train.
+        """
+        self._swap(network)
+        try:
+            yield
+        finally:
+            self._swap(network)
+
+    @torch.no_grad()
+    def _swap(self, network: Trained) -> None:
+        for average, master in zip(self._shards, self._masters, strict=True):
+            held = average.tensor.clone()
+            average.tensor.copy_(master)
+            master.copy_(held)
+        network.masters_changed()

@@ -37,6 +37,7 @@ class LoopSettings:
     on_save_error: str
     batch_size: int | None
     ckpt_every_minutes: float | None = None
+    eval_at_ends: bool = True
 
 
 @dataclass
@@ -69,6 +70,7 @@ class Trainer:
         # What a checkpoint says: micro-batches after the last update are not in the weights, a resume takes them again.
         self._at_update = replace(self.progress)
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
+        self._evaluated: int | None = None
         self._bad_rows: set[int] = set()
         self._skipped = torch.full((), float(self.skipped_updates), device=self.engine.device)
         self._skipped_in_row = torch.zeros((), device=self.engine.device)
@@ -78,7 +80,11 @@ class Trainer:
         with Signals() as signals:
             if self._done(signals):
                 self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
+            elif self.progress.update == 0 and self.settings.eval_at_ends:
+                self._evaluate()
             self._train(signals)
+            if signals.stop_code is None and self._last is not None and self.settings.eval_at_ends:
+                self._evaluate()
             self._end(signals)
         return Outcome(self.progress, self._last_loss(), time.perf_counter() - started)
 
@@ -135,7 +141,8 @@ class Trainer:
         self._at_update = replace(self.progress)
         self._last = (meter, results)
         self._report(meter, results, update)
-        self._evaluate()
+        if self.evaluator is not None and self.progress.update % self.evaluator.every == 0:
+            self._evaluate()
         self._poll()
         every = self.settings.ckpt_every
         if signals.save_wanted or (every > 0 and self.progress.update % every == 0) or self._time_is_up():
@@ -152,10 +159,14 @@ class Trainer:
         self._stop_if_stuck()
 
     def _evaluate(self) -> None:
-        if self.evaluator is None or self.progress.update % self.evaluator.every:
+        """Score the networks as they are, once an update."""
+        update = self.progress.update
+        if self.evaluator is None or self._evaluated == update:
             return
-        found = self.evaluator.evaluate(self.progress.update)
-        self.observer.on_evaluation(self.progress.update, found.scores, found.pictures)
+        self.store.before_update()  # an evaluator may move weights about, and a save may still be copying them
+        found = self.evaluator.evaluate(update)
+        self._evaluated = update
+        self.observer.on_evaluation(update, found.scores, found.pictures)
 
     def _stop_if_stuck(self) -> None:
         in_row = int(self._skipped_in_row.item())
