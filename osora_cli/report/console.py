@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
+import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 
 from osora_cli.report.base import Record, RunStart, SaveEvent, SilentObserver
-from osora_cli.report.lines import event_line, save_line, time_left, update_line
+from osora_cli.report.lines import evaluation_line, event_line, save_line, time_left, update_line
 from osora_cli.report.memory import peak_memory_gib
 
 LOG_NAME = "log.txt"
@@ -62,6 +64,11 @@ class LogFile(SilentObserver):
 
     def on_event(self, kind: str, text: str, data: Record) -> None:
         self._write(event_line(kind, text))
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        self._write(evaluation_line(update, scores))
 
     def on_save(self, event: SaveEvent) -> None:
         self._write(save_line(event))
@@ -117,6 +124,11 @@ class ConsoleReport(SilentObserver):
 
     def on_event(self, kind: str, text: str, data: Record) -> None:
         self._say(event_line(kind, text), urgent=kind != "note")
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        self._say(evaluation_line(update, scores))
 
     def on_save(self, event: SaveEvent) -> None:
         self._say(save_line(event), urgent=event.error is not None)

@@ -1,4 +1,7 @@
-"""metrics.jsonl: one JSON object per logged update, and files of JSON that hold any float.
+"""metrics.jsonl: one JSON object per logged update or evaluation, and files of JSON that hold any float.
+
+An evaluation's object has `"kind": "eval"`, the update as `step`, and its scores as `eval/NAME`; a logged update's has
+no `kind`. Fields: docs/metrics.md.
 
 Floats are written in the shortest form that reads back to the same bits. JSON has no infinities and no NaN: they
 are written as the strings "inf", "-inf" and "nan", which `float()` reads back.
@@ -13,9 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from osora_cli.report.base import Record, RunStart, SilentObserver
 
 FILE_NAME = "metrics.jsonl"
+EVAL_KIND = "eval"
+
+_Key = tuple[str | None, int]
 
 
 def plain(value: Any) -> Any:
@@ -52,21 +61,21 @@ def _replace(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _step(line: bytes) -> int | None:
-    """Step of a whole line, or None for one that a killed process cut."""
+def _key(line: bytes) -> _Key | None:
+    """Kind and step of a whole line, or None for one that a killed process cut."""
     try:
         record = json.loads(line)
     except ValueError:
         return None
     step = record.get("step") if isinstance(record, dict) else None
-    return step if isinstance(step, int) else None
+    return (record.get("kind"), step) if isinstance(step, int) else None
 
 
 def cut_back(run_dir: Path, step: int) -> int:
     """Drop every record of metrics.jsonl beyond `step`, and lines that a killed process left incomplete.
 
-    The file is replaced in one rename, and left alone where nothing has to go. Of a step that stands twice only the
-    last record stays.
+    The file is replaced in one rename, and left alone where nothing has to go. Of records of one kind and step only
+    the last stays.
 
     Returns:
         How many lines were dropped.
@@ -76,10 +85,10 @@ def cut_back(run_dir: Path, step: int) -> int:
         return 0
     data = path.read_bytes()
     lines = data.splitlines(keepends=True)
-    kept: dict[int, bytes] = {}
+    kept: dict[_Key, bytes] = {}
     for line in lines:
-        found = _step(line) if line.endswith(b"\n") else None
-        if found is not None and found <= step:
+        found = _key(line) if line.endswith(b"\n") else None
+        if found is not None and found[1] <= step:
             kept.pop(found, None)
             kept[found] = line
     rest = b"".join(kept.values())
@@ -100,6 +109,14 @@ class MetricsFile(SilentObserver):
         self._file = (info.folder / FILE_NAME).open("ab", buffering=0)
 
     def on_log(self, record: Record) -> None:
+        self._append(record)
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        self._append({"step": update, "kind": EVAL_KIND, **{f"eval/{name}": value for name, value in scores.items()}})
+
+    def _append(self, record: Record) -> None:
         if self._file is None:
             raise RuntimeError("a record came before the run's start, or after its end")
         line = (json.dumps(plain(record), separators=(", ", ": "), allow_nan=False) + "\n").encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 
 from osora_cli.report.base import Record, SaveEvent
@@ -38,6 +39,17 @@ def update_line(record: Record, total: int | None, left: float | None) -> str:
         parts.append(f"{time_left(left)} left")
     of_total = f"/{total}" if total else ""
     return f"update {record['step']}{of_total}, epoch {record['epoch']}: {', '.join(parts)}"
+
+
+def evaluation_line(update: int, scores: Mapping[str, float]) -> str:
+    """An evaluation: `scored at update 120: psnr_ema 21.34 dB, ...`; names as in metrics.jsonl."""
+    parts = []
+    for name, value in scores.items():
+        if name == "time_s":
+            parts.append(f"{value:.1f} s")
+        else:
+            parts.append(f"{name} {value:.2f} dB" if name.startswith("psnr") else f"{name} {value:.4g}")
+    return f"scored at update {update}: {', '.join(parts)}"
 
 
 def save_line(event: SaveEvent) -> str:

@@ -6,6 +6,7 @@ as outdated. Here events beyond the checkpoint are taken out of the files on res
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import socket
@@ -15,6 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
@@ -90,7 +94,8 @@ def _next_name(folder: Path) -> str:
 
 
 class TensorBoardScalars(SilentObserver):
-    """One scalar for each number of a logged update, named as in metrics.jsonl, and `save/...` for checkpoints."""
+    """One scalar for each number of a logged update or evaluation, named as in metrics.jsonl, its pictures, and
+    `save/...` for checkpoints."""
 
     def __init__(self) -> None:
         self._file: BinaryIO | None = None
@@ -112,6 +117,20 @@ class TensorBoardScalars(SilentObserver):
 
     def on_log(self, record: Record) -> None:
         self._scalars(int(record["step"]), record)
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        self._scalars(update, {f"eval/{name}": value for name, value in scores.items()})
+        for name, pixels in pictures.items():
+            coded = io.BytesIO()
+            Image.fromarray(pixels).save(coded, format="PNG")
+            image = Summary.Image(
+                height=pixels.shape[0], width=pixels.shape[1], colorspace=3, encoded_image_string=coded.getvalue()
+            )
+            summary = Summary(value=[Summary.Value(tag=f"eval/{name}", image=image)])
+            self._write(Event(wall_time=time.time(), step=update, summary=summary))
+        self._writer.flush()
 
     def on_save(self, event: SaveEvent) -> None:
         if event.kind == "committed" and event.counters is not None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from osora_cli.errors import SetupError
 from osora_cli.report.base import Record, RunStart, SaveEvent, SilentObserver
@@ -23,7 +27,7 @@ def _import() -> Any:
 
 
 class WandbReport(SilentObserver):
-    """Logs each logged update's numbers under their names in metrics.jsonl.
+    """Logs each logged update's and evaluation's numbers under their names in metrics.jsonl, and its pictures.
 
     A resumed run goes on under its id, kept in RUN/wandb_id.txt. The service keeps the first value it was given for a
     step, so the steps that a resume repeats are not shown twice.
@@ -61,6 +65,13 @@ class WandbReport(SilentObserver):
         }
         if self._run is not None:
             self._run.log(numbers, step=int(record["step"]))
+
+    def on_evaluation(
+        self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
+    ) -> None:
+        if self._run is not None:
+            shown = {f"eval/{name}": self._wandb.Image(pixels) for name, pixels in pictures.items()}
+            self._run.log({f"eval/{name}": value for name, value in scores.items()} | shown, step=update)
 
     def on_save(self, event: SaveEvent) -> None:
         if self._run is not None and event.kind == "committed":
