@@ -65,6 +65,13 @@ class TrainDiffusionConfig(TrainConfig):
     )
     load_master_weights: bool = Field(True, description="on resume, take the fp32 weights that a checkpoint holds")
 
+    cached_video: bool = Field(False, description="take latents from the cache that `osora data cache` has made")
+    cached_text: bool = Field(False, description="take text embeddings from that cache")
+    cache_dir: str | None = Field(None, description="the cache's folder; null: the table's name with .cache beside it")
+    cache_windows: Int = Field(
+        1, ge=1, description="windows of each clip in the cache; epoch after epoch takes the next of them"
+    )
+
 
 def compression(ae: HunyuanVaeConfig | DcAeConfig) -> tuple[int, int]:
     """Frames and pixels per latent, (time, space)."""
