@@ -34,7 +34,7 @@ def _null_is_none(value: object) -> object:
     return "none" if value is None else value
 
 
-Plugin = Annotated[Literal["none", "ddp", "zero1", "zero2", "zero3"], BeforeValidator(_null_is_none)]
+Plugin = Annotated[Literal["none", "ddp", "zero1", "zero2", "zero3", "hybrid"], BeforeValidator(_null_is_none)]
 
 
 class DatasetConfig(Section):
@@ -84,6 +84,15 @@ class PluginConfig(Section):
 
     reduce_bucket_size_in_m: Int = Field(128, ge=1, description="size of a gradient bucket, million elements")
     overlap_allgather: bool = Field(False, description="gather parameters while the next step starts")
+    zero_stage: Int = Field(2, ge=0, le=3, description="of hybrid: what is sharded over ranks, as zero1 to zero3")
+    sp_size: Int = Field(1, ge=1, description="of hybrid: ranks that share the tokens of a sample")
+    enable_sequence_parallelism: bool = Field(False, description="of hybrid: the seed's key; sp_size above 1 says it")
+    sequence_parallelism_mode: Literal["ring_attn", "all_to_all"] = Field(
+        "all_to_all", description="of hybrid: the seed's key; ring_attn is taken for all_to_all, with the same numbers"
+    )
+    tp_size: Int = Field(1, ge=1, description="of hybrid: the seed's key; more than 1 is not supported")
+    pp_size: Int = Field(1, ge=1, description="of hybrid: the seed's key; more than 1 is not supported")
+    static_graph: bool = Field(False, description="of hybrid: the seed's key; not used")
 
 
 class VaeLossConfig(Section):

@@ -5,8 +5,8 @@ Shapes: B batch, C channels, T frames, H rows, W columns (of pixels for `video`,
 P width of the pooled text vector.
 
 Shared, so that all four see the same numbers: `encode_latents`, `TextBundle` with `embed_texts` and `null_text`,
-`predict_velocity`. The networks come from app/frozen_parts.py (`build_frozen_parts`), the shift of time from model/flow.py,
-and a batch whose latents or embeddings are read from disk is a data/cached_batch.py `CachedBatch`.
+`predict_velocity`. The networks come from app/frozen_parts.py (`build_frozen_parts`), the shift of time from
+model/flow.py, and a batch whose latents or embeddings are read from disk is a `CachedBatch` (data/cached_batch.py).
 """
 
 from __future__ import annotations

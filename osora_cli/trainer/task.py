@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from osora_cli.data.draws import draw_rng
+from osora_cli.data.draws import draw_rng, draw_seed
 from osora_cli.data.loader import ClipBatch
 from osora_cli.engine.base import Trained, UpdateResult
 
@@ -35,6 +35,11 @@ class StepContext:
     def rng(self, purpose: str) -> random.Random:
         """A fresh generator for one purpose; the same for the same place in any run."""
         return draw_rng(self.seed, "step", purpose, self.update, self.micro, self.rank)
+
+    def generator(self, purpose: str, device: torch.device | str = "cpu") -> torch.Generator:
+        """The same for tensors that are drawn on a device. What is drawn differs between kinds of device."""
+        seed = draw_seed(self.seed, "step", purpose, self.update, self.micro, self.rank)
+        return torch.Generator(device).manual_seed(seed % 2**63)
 
 
 class TrainTask(Protocol):
