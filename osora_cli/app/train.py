@@ -25,6 +25,7 @@ from osora_cli.engine.native import make_engine
 from osora_cli.errors import UsageError
 from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport, LogFile
+from osora_cli.report.eval_pictures import EvalPictures
 from osora_cli.report.jsonl import MetricsFile
 from osora_cli.report.tensorboard import TensorBoardScalars
 from osora_cli.report.wandb import WandbReport
@@ -206,7 +207,7 @@ def _loop_settings(config: TrainConfig) -> LoopSettings:
 
 
 def _observers(config: TrainConfig, quiet: bool) -> ObserverGroup:
-    observers: list[Any] = [ConsoleReport(quiet), LogFile(), MetricsFile()]
+    observers: list[Any] = [ConsoleReport(quiet), LogFile(), MetricsFile(), EvalPictures()]
     if config.tensorboard:
         observers.append(TensorBoardScalars())
     if config.wandb:
