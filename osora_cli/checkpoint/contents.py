@@ -39,7 +39,7 @@ class CheckpointContents:
     Attributes:
         counters: as they go into running_states.json.
         sharded: this rank's tensors by group: any of "model", "optimizer", "ema", "master", "discriminator",
-            "disc_optimizer". Optimizer keys are `state.{i}.{name}`, with `step` as an F32 0-d tensor.
+            "disc_optimizer", "disc_master". Optimizer keys are `state.{i}.{name}`, with `step` as an F32 0-d tensor.
         param_groups: for "optimizer" and "disc_optimizer" the optimizer's groups: plain values, `params` as numbers.
         small: state dicts of plain values for "lr_scheduler", "sampler", "disc_lr_scheduler".
         rng: this rank's generator states, as JSON takes them.

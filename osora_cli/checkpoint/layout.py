@@ -63,6 +63,7 @@ GROUPS: dict[str, GroupLayout] = {
     "master": GroupLayout("", "master", prefix="module."),
     "discriminator": GroupLayout("discriminator", "model"),
     "disc_optimizer": GroupLayout("disc_optimizer", "optimizer", optimizer=True),
+    "disc_master": GroupLayout("", "disc_master", prefix="module."),
 }
 
 _FOLDER = re.compile(r"epoch(\d+)-global_step(\d+)\Z")
