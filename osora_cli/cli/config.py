@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,6 +51,49 @@ def show(
     specs = _specs(found, section)
     payload = {"command": found.name, "default": found.default, "fields": [_row(spec) for spec in specs]}
     output.result(payload, _lines(found, specs))
+
+
+@app.command(
+    "convert",
+    epilog=examples(
+        "osora config convert configs/vae/train/video_dc_ae.py dc_ae.yaml",
+        "osora config convert stage1.py --command train-diffusion",
+    ),
+)
+@guarded
+def convert(
+    source: Annotated[str, typer.Argument(metavar="A.py", show_default=False, help="An Open-Sora config.")],
+    target: Annotated[
+        str | None, typer.Argument(metavar="B.yaml", show_default=False, help="New file; left out: to stdout.")
+    ] = None,
+    command: Annotated[
+        str | None, typer.Option("--command", metavar="COMMAND", help="Whose config it is; left out: told by its keys.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace B.yaml if it is there.")] = False,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Turn an Open-Sora Python config into YAML, its bases merged in, and check it.
+
+    The config is parsed, never executed.
+    """
+    output = Output(json_mode, quiet, debug)
+    from osora_cli.config.convert import convert_config, write_new
+
+    converted = convert_config(Path(source), None if command is None else _command(command))
+    for note in converted.notes:
+        output.note(note)
+    if target is not None:
+        write_new(Path(target), converted.yaml, replace=force)
+    payload = {
+        "schema_version": 1,
+        "command": converted.command.name,
+        "config": converted.values,
+        "path": target,
+    }
+    told = f"{target}: a config of `osora {converted.command.name}`"
+    output.result(payload, converted.yaml.rstrip("\n") if target is None else told)
 
 
 def _command(name: str) -> Command:

@@ -88,8 +88,13 @@ _Dumper.add_representer(list, _represent_list)
 
 def to_yaml(config: Section, title: str | None = None) -> str:
     """The resolved config as YAML that is itself a valid config. `title` becomes a comment in the first line."""
+    return values_to_yaml(to_plain(config), title)
+
+
+def values_to_yaml(values: Mapping[str, Any], title: str | None = None) -> str:
+    """Plain values as YAML, in their order, lists of plain values in one line."""
     head = f"# {title}\n" if title else ""
-    return head + yaml.dump(to_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return head + yaml.dump(_plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def plain_text(value: Any) -> str:
@@ -176,6 +181,11 @@ def _resume_fault(change: Change) -> Fault | None:
     if section in ("model", "discriminator") and rest.partition(".")[0] not in _FREE_MODEL_KEYS:
         return Fault(
             f"{what}: its checkpoints hold another model",
+            hint="start a run of its own with `osora train ... --model.from-pretrained CKPT`",
+        )
+    if change.key == "freeze_layers":
+        return Fault(
+            f"{what}: the optimizer counts the trained parameters",
             hint="start a run of its own with `osora train ... --model.from-pretrained CKPT`",
         )
     if change.key in _PLACE_KEYS:

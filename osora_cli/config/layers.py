@@ -8,6 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from osora_cli.config.fields import Path
+from osora_cli.config.opensora import read_python
 from osora_cli.config.overrides import Override
 from osora_cli.config.presets import SUFFIXES, find_preset
 from osora_cli.config.source import Layer, read_yaml
@@ -35,10 +36,12 @@ def read_layers(path: FilePath, group: str = "") -> Layer:
 
 def _read(path: FilePath, group: str, above: tuple[FilePath, ...]) -> Layer:
     shown = shown_name(path)
-    if path.suffix not in (*SUFFIXES, ".json", ".txt"):
-        kind = "a Python config" if path.suffix == ".py" else f"of the kind `{path.suffix}`"
-        raise ConfigError(f"`{shown}` is {kind}, which cannot be read", allowed="YAML: files that end in .yaml or .yml")
-    layer = read_yaml(path, shown)
+    if path.suffix not in (*SUFFIXES, ".json", ".txt", ".py"):
+        raise ConfigError(
+            f"`{shown}` is of the kind `{path.suffix}`, which cannot be read",
+            allowed="YAML (.yaml, .yml), or a Python config of Open-Sora's (.py)",
+        )
+    layer = read_python(path, shown) if path.suffix == ".py" else read_yaml(path, shown)
     bases = _base_names(layer)
     real = path.resolve()
     merged = Layer()

@@ -38,7 +38,7 @@ def find_preset(name: str, group: str = "", root: Path | None = None) -> tuple[s
     if root is None:
         return None
     wanted = name.removeprefix("./").removeprefix("configs/")
-    wanted = wanted.removesuffix(".yaml").removesuffix(".yml")
+    wanted = wanted.removesuffix(".yaml").removesuffix(".yml").removesuffix(".py")
     names = preset_names(root)
     if wanted in names:
         return wanted, _file(root, wanted)
@@ -64,7 +64,7 @@ def nearest_preset(name: str, group: str = "") -> str | None:
     """The preset that a mistyped name was probably meant for; of two with one short name, that of `group`."""
     names = sorted(preset_names(), key=lambda full: not full.startswith(f"{group}/"))
     table = {full.rpartition("/")[2]: full for full in reversed(names)} | {full: full for full in names}
-    wanted = name.removeprefix("configs/").removesuffix(".yaml").removesuffix(".yml")
+    wanted = name.removeprefix("configs/").removesuffix(".yaml").removesuffix(".yml").removesuffix(".py")
     close = difflib.get_close_matches(wanted, table, n=1, cutoff=0.7)
     return table[close[0]] if close else None
 

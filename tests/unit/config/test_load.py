@@ -335,9 +335,6 @@ def test_what_is_not_there(here: Path) -> None:
 def test_other_kinds_of_files(here: Path) -> None:
     write("c.json", '{"lr": 1e-5, "bucket_config": {"256px": {"32": [1.0, 1]}}}')
     assert load("c.json").config.bucket_config == {"256px": {32: (1.0, 1)}}
-    write("c.py", "lr = 1e-5\n")
-    with pytest.raises(ConfigError, match=r"`c.py` is a Python config, which cannot be read"):
-        load("c.py")
     write("c.toml", "")
     with pytest.raises(ConfigError, match=r"of the kind `\.toml`"):
         load("c.toml")
