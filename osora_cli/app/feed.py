@@ -34,6 +34,7 @@ class TableFeed:
             prefetch_factor=config.prefetch_factor,
             rand_sample_interval=config.dataset.rand_sample_interval,
             max_bad_fraction=config.dataset.max_bad_fraction,
+            motion_score=config.dataset.vmaf,
             pin_memory=pin_memory,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.config.models.dc_ae import DcAeConfig, check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
 from osora_cli.data.check import sampler_report
@@ -38,35 +39,16 @@ def check_vae_input(config: TrainVaeConfig) -> VaeInput:
         DataError: the table is missing or unreadable, lacks columns, or no bucket gets a batch.
         SetupError: a weight that a loss needs is not installed.
     """
-    if config.dataset.data_path is None:
-        raise ConfigError(
-            "no table of clips is given",
-            where="dataset.data_path",
-            hint="--dataset.data-path TABLE.csv, as `osora data meta --input FOLDER --output TABLE.csv` writes it",
-        )
-    _, spatial = compression(config.model)
-    for lengths in config.bucket_config.values():
-        for frames in lengths:
-            check_clip(config.model, frames, spatial, spatial)
-    table = ClipTable.load(config.dataset.data_path, config.dataset.root)
-    sampler = BucketSampler(
-        table.num_frames,
-        table.height,
-        table.width,
-        table.fps,
-        bucket_config=config.bucket_config,
-        spatial_compression=spatial,
-        fps_max=config.dataset.fps_max,
-        seed=config.seed,
-        table_digest=table.digest,
-    )
-    notes = [*table.notes, *_missing_files(table, config.dataset.max_bad_fraction)]
+    check_buckets(config)
+    table = load_table(config.dataset)
+    sampler = make_sampler(table, config)
+    notes = [*table.notes, *missing_file_notes(table, config.dataset.max_bad_fraction)]
     report = sampler_report(sampler)
     report.require_batches()
-    return VaeInput(table, sampler, _perceptual(config), [*notes, report.summary()])
+    return VaeInput(table, sampler, _perceptual(config), [*notes, *report.lines()])
 
 
-def _missing_files(table: ClipTable, max_bad_fraction: float) -> list[str]:
+def missing_file_notes(table: ClipTable, max_bad_fraction: float) -> list[str]:
     """What to say of rows whose file is not there. More than the run may lose end it here, not in the middle."""
     missing = table.missing_files()
     if not missing:

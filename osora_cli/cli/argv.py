@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from osora_cli.config.overrides import Override
 
 HELP_WORDS = ("-h", "--help")
-# Commands that go on with a run: any training's keys may follow, and the run says which they are.
-_RESUME = "resume"
+# Commands that any training's keys may follow: the run, or the config, says which they are.
+_ANY_TRAINING = ("resume", "data check")
 _ALIASES = {"from-pretrained": "model.from_pretrained"}
 
 
@@ -137,11 +137,11 @@ def _arity(param: Any) -> int:
 
 def _schemas_of(command: str) -> tuple[list[type[Section]], str]:
     """The configs whose keys a command's line may hold, and its first preset."""
-    if command not in (_RESUME, "train vae", "infer reconstruct"):
+    if command not in (*_ANY_TRAINING, "train vae", "train vae-disc", "infer reconstruct"):
         return [], ""
     from osora_cli.config.registry import COMMANDS
 
-    if command == _RESUME:
+    if command in _ANY_TRAINING:
         return [known.schema for known in COMMANDS.values() if known.trains], ""
     return [COMMANDS[command].schema], COMMANDS[command].default
 

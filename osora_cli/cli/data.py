@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from osora_cli.cli.options import Debug, Json, Quiet, examples, new_app
+from osora_cli.cli.configured import overrides_of
+from osora_cli.cli.options import ConfigArgument, Debug, Json, Quiet, examples, new_app
 from osora_cli.cli.output import Output, guarded
 from osora_cli.cli.progress import Progress
 from osora_cli.cli.results import SHOWN, meta_lines
@@ -92,3 +93,58 @@ def meta(
     }
     lines = meta_lines(result.rows, str(result.output), result.seconds, {what: len(result.bad)}, report)
     output.result(payload, lines)
+
+
+@app.command(
+    "check",
+    epilog=examples(
+        "osora data check clips.csv vae/train/video_dc_ae --ranks 8",
+        "osora data check clips.csv my.yaml --clips-out clips_checked.csv",
+        "osora data check clips.csv my.yaml --dataset.fps-max 24",
+        fields_of="train-vae",
+    ),
+)
+@guarded
+def check(
+    ctx: typer.Context,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table that `osora data meta` has filled.")],
+    config: ConfigArgument = None,
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Processes that read different clips.")] = 1,
+    epoch: Annotated[int, typer.Option("--epoch", min=0, help="Which epoch, counted from 0.")] = 0,
+    no_files: Annotated[bool, typer.Option("--no-files", help="Do not look whether the files exist.")] = False,
+    clips_out: Annotated[
+        str | None, typer.Option("--clips-out", metavar="CSV", help="Write a line for every clip: bucket or reason.")
+    ] = None,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> int:
+    """Show what a training makes of a table: its buckets, batches, and the clips left out.
+
+    For each bucket: clips, batches of an epoch, and its share of the cost. For each
+    clip that is left out: the reason. CONFIG is that of any training. Ends with
+    exit code 3 where a training would end before its model is built.
+    """
+    output = Output(json_mode, quiet, debug)
+    from osora_cli.app.data_check import check_table, load_training_config
+
+    command, loaded = load_training_config(config, overrides_of(ctx))
+    for note in loaded.notes:
+        output.note(note)
+    out = None if clips_out is None else Path(clips_out)
+    result = check_table(
+        Path(table), loaded.config, command.name, ranks=ranks, epoch=epoch, files=not no_files, clips=out
+    )
+    for note in result.table.notes:
+        output.note(note)
+    if result.missing and result.error is None:
+        output.note(str(result.table.missing_files_error(result.missing)))
+    lines = [*result.report.lines(), *result.examples(SHOWN)]
+    output.result({**result.to_json(), "clips_out": clips_out} if json_mode else {}, lines)
+    if result.error is None:
+        return 0
+    if not json_mode:
+        raise result.error
+    # One JSON object goes to stdout, and it holds the error already.
+    output.note(f"error: {result.error}")
+    return result.error.exit_code

@@ -10,11 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from osora_cli.data.buckets import Bucket, LeftOut
+from osora_cli.data.plan import EpochOrder
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
 from osora_cli.errors import DataError
 
 _SHOWN = 5
+_MEGA = 1e6
 REASONS = {
     LeftOut.TOO_SMALL: "fewer pixels than 0.8 of every resolution",
     LeftOut.TOO_SHORT: "too few frames at the rate they are used at",
@@ -52,6 +54,8 @@ class BucketReport:
         micro_batches: over all ranks.
         steps: micro-batches of each rank.
         reasons: why each row is in no bucket (`LeftOut`), 0 where it is in one, int8 [rows].
+        rank_balance: share of the ranks' time that is not spent waiting for the rank with the dearest batch of the
+            step, from 1 / num_replicas to 1, the cost of a batch taken as its pixels; 1 for a single rank.
     """
 
     epoch: int
@@ -61,6 +65,7 @@ class BucketReport:
     micro_batches: int
     steps: int
     reasons: NDArray[np.int8]
+    rank_balance: float
     _sampler: BucketSampler
 
     @property
@@ -83,6 +88,40 @@ class BucketReport:
         parts += [f"{count} left out: {REASONS[reason]}" for reason, count in self.left_out.items()]
         parts.append(f"{self.micro_batches} batches, {self.steps} for each of {self.num_replicas} ranks")
         return "; ".join(parts)
+
+    def lines(self) -> list[str]:
+        """The buckets that have clips as a table, a line each, then the counts: what opens a training's log.
+
+        `unused` clips fill no batch this epoch; `share` is of the epoch's pixels, about that of its time.
+        """
+        head = ("bucket", "frames", "size", "ratio", "clips", "batch", "batches", "unused", "Mpixel/batch", "share")
+        rows = [head, *(self._cells(count) for count in self.buckets)]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(head))]
+        left = (0, 2, 3)  # names to the left, numbers to the right
+        table = [
+            "  ".join(
+                cell.ljust(width) if place in left else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        return [*(table if self.buckets else ["no bucket has clips"]), *self._totals()]
+
+    @staticmethod
+    def _cells(count: BucketCount) -> tuple[str, ...]:
+        b = count.bucket
+        numbers = (str(count.clips), str(b.batch_size), str(count.micro_batches), str(count.remainder))
+        cost = (f"{b.pixels / _MEGA:.2f}", f"{count.cost_share:.1%}")
+        return (b.resolution, str(b.frames), f"{b.width}x{b.height}", b.ratio, *numbers, *cost)
+
+    def _totals(self) -> list[str]:
+        used = self.num_clips - int((self.reasons > 0).sum())
+        ranks = f", {self.steps} for each of {self.num_replicas} ranks" if self.num_replicas > 1 else ""
+        clips = f"{used} of {self.num_clips} clips in buckets"
+        lines = [f"epoch {self.epoch}: {clips}, {self.micro_batches} batches{ranks}"]
+        if self.num_replicas > 1 and self.steps:
+            lines.append(f"ranks are busy {self.rank_balance:.1%} of the time, then wait for a step's dearest batch")
+        return [*lines, *(f"left out: {count}: {REASONS[reason]}" for reason, count in self.left_out.items())]
 
     def require_batches(self) -> None:
         """Raises DataError, with counts and what to change, when no rank gets a batch."""
@@ -139,8 +178,18 @@ def sampler_report(sampler: BucketSampler, epoch: int = 0) -> BucketReport:
         micro_batches=order.num_micro_batches,
         steps=order.steps(0, sampler.num_replicas),
         reasons=sampler.left_out(epoch),
+        rank_balance=_rank_balance(order, sampler.num_replicas),
         _sampler=sampler,
     )
+
+
+def _rank_balance(order: EpochOrder, num_replicas: int) -> float:
+    steps = order.steps(0, num_replicas)
+    if not steps:
+        return 1.0
+    pixels = np.array([bucket.pixels for bucket in order.buckets], dtype=np.float64)
+    cost = np.resize(pixels[order.bucket_ids], steps * num_replicas).reshape(steps, num_replicas)
+    return float(cost.sum() / (cost.max(axis=1).sum() * num_replicas))
 
 
 def _count(bucket: Bucket, clips: int, batches: int, total: int) -> BucketCount:

@@ -21,17 +21,18 @@ _GROUP_ROWS, _GROUPS = 1000, 10_000
 _QUOTED = frozenset(',"\r\n')
 
 
-def check_output(output: Path) -> None:
+def check_output(output: Path, endings: Sequence[str] = (".csv", *PARQUET)) -> None:
     """Refuses an output that could not be written, before any work is done, and makes its folder.
 
     Raises:
-        UsageError: it is a folder, or neither CSV nor parquet by its extension.
+        UsageError: it is a folder, or its extension is not one of `endings`.
         SetupError: its folder cannot be made or written.
     """
     if output.is_dir():
-        raise UsageError(f"output `{output}` is a folder", allowed="a file ending in .csv or .parquet")
-    if output.suffix.lower() not in (".csv", *PARQUET):
-        raise UsageError(f"output `{output}` is neither CSV nor parquet by its name", allowed=".csv, .parquet, .pq")
+        raise UsageError(f"output `{output}` is a folder", allowed=f"a file ending in {' or '.join(endings)}")
+    if output.suffix.lower() not in endings:
+        kind = "neither CSV nor parquet" if len(endings) > 1 else "no CSV"
+        raise UsageError(f"output `{output}` is {kind} by its name", allowed=", ".join(endings))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,11 +58,19 @@ def write_meta_table(table: MetaTable, output: Path) -> None:
 
 def write_csv(output: Path, names: Sequence[str], columns: Sequence[Sequence[str]]) -> None:
     """Writes columns of text. Fields are quoted where a reader could else take them for more than one."""
+    write_csv_rows(output, names, zip(*columns, strict=True))
+
+
+def write_csv_rows(output: Path, names: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes rows of text as they come.
+
+    Raises:
+        SetupError: no space, or no right to write.
+    """
     with replaced(output) as file:
         file.write(_line(names))
-        for start in range(0, len(columns[0]) if columns else 0, 10_000):
-            rows = zip(*(column[start : start + 10_000] for column in columns), strict=True)
-            file.write(b"".join(map(_line, rows)))
+        for row in rows:
+            file.write(_line(row))
 
 
 def _line(fields: Iterable[str]) -> bytes:

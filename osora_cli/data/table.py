@@ -129,6 +129,13 @@ class ClipTable:
         """The path as written in the table."""
         return str(self.path[row].as_py())
 
+    def paths_of(self, rows: Sequence[int]) -> list[str]:
+        """The paths of many rows as written in the table."""
+        if isinstance(self.path, StoredColumn):
+            return [self.path_of(row) for row in rows]
+        paths: list[str] = self.path.take(pa.array(rows, pa.int64())).to_pylist()
+        return paths
+
     def text_of(self, row: int) -> str:
         """The caption as written in the table."""
         return str(self.text[row].as_py())

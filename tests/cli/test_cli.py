@@ -32,7 +32,7 @@ from osora_cli.errors import CheckpointError, ConfigError, DataError, RunError, 
 
 COMMANDS = [
     ("train", "vae"), ("resume",), ("infer", "reconstruct"), ("ckpt", "verify"), ("demo",), ("data", "meta"),
-    ("config", "show"), ("weights", "list"), ("weights", "fetch"),
+    ("data", "check"), ("config", "show"), ("weights", "list"), ("weights", "fetch"),
 ]  # fmt: skip
 
 
