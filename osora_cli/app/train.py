@@ -33,6 +33,7 @@ from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
 from osora_cli.trainer.rng import seed_everything
 from osora_cli.trainer.saving import RunState
+from osora_cli.trainer.skips import skips_in
 from osora_cli.trainer.state import Progress
 
 SCHEMA_VERSION = 1
@@ -108,6 +109,7 @@ def run(training: Training, plan: RunPlan, *, quiet: bool) -> TrainResult:
     """Train in the planned folder. The input has been checked."""
     config = training.config
     reader = CheckpointReader(plan.start) if plan.start else None
+    training.check_start(reader)
     position = start_position(config, training.sampler, reader)
     _check_something_left(config, plan, reader)
     engine = make_engine(
@@ -170,7 +172,7 @@ def _train(
             provenance=_provenance(training, engine, plan),
             evaluator=training.evaluator(engine, state, plan.folder),
             progress=progress,
-            skipped_updates=int((reader.small("sampler") or {}).get("skipped_updates", 0)) if reader else 0,
+            skipped_before=skips_in(reader.small("sampler")) if reader else {},
         )
         outcome = trainer.run()
     finally:
@@ -242,7 +244,9 @@ def _begin_records(training: Training, plan: RunPlan, progress: Progress, observ
     # Nor must it hang on the folder that it is started in.
     table = str(Path(str(config.dataset.data_path)).expanduser().resolve())
     dataset = config.dataset.model_copy(update={"data_path": table})
-    kept = config.model_copy(update={"load": None, "start_epoch": None, "start_step": None, "dataset": dataset})
+    once = {"load": None, "start_epoch": None, "start_step": None, "restart_disc": False}
+    asked = {key: value for key, value in once.items() if key in type(config).model_fields}
+    kept = config.model_copy(update={**asked, "dataset": dataset})
     write_config(kept, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
     total = total_updates(config, training.sampler)
     observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))

@@ -39,11 +39,7 @@ class VaeTraining:
         self.notes += self._scored.notes if self._scored else []
 
     def check_start(self, reader: CheckpointReader | None) -> None:
-        # A checkpoint wins over `from_pretrained`: what it would load is overwritten at once.
-        config = self.config
-        if reader is not None:
-            config = config.model_copy(update={"model": config.model.model_copy(update={"from_pretrained": None})})
-        self._start = check_start(config, self.notes)
+        self._start = check_start(self.config, self.notes, goes_on=reader is not None)
 
     def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:
         config = self.config

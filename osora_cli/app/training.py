@@ -31,6 +31,14 @@ class Training(Protocol):
     sampler: BucketSampler
     notes: list[str]
 
+    def check_start(self, reader: CheckpointReader | None) -> None:
+        """Look at what the networks start from: the checkpoint to go on from, or pretrained weights.
+
+        Raises:
+            CheckpointError: it is missing, damaged, or of other networks.
+            ConfigError: the config asks for a start that cannot be.
+        """
+
     def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:
         """Networks with their optimizers, the task, the average of weights; the caller loads `reader` into them."""
 

@@ -51,6 +51,35 @@ def vae(
     _train(ctx, "train vae", TrainVaeConfig, config, resume, show_config, Output(json_mode, quiet, debug))
 
 
+@app.command(
+    "vae-disc",
+    epilog=examples(
+        "osora train vae-disc --from-pretrained outputs/RUN --dataset.data-path clips.csv",
+        "osora train vae-disc my.yaml --from-pretrained outputs/RUN/epoch0-global_step3000",
+        "osora train vae-disc --load outputs/RUN/epoch*-global_step*",
+        fields_of="train-vae-disc",
+    ),
+)
+@guarded
+def vae_disc(
+    ctx: typer.Context,
+    config: ConfigArgument = None,
+    resume: ResumeAuto = None,
+    show_config: PrintConfig = False,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train a video autoencoder further, against a discriminator: the second stage.
+
+    --from-pretrained takes the weights of the first stage: a run, a checkpoint in it, or a file. --load goes on with a
+    second stage. CONFIG may be left out: then it is the preset vae/train/video_dc_ae_disc.
+    """
+    from osora_cli.config.vae_disc import TrainVaeDiscConfig
+
+    _train(ctx, "train vae-disc", TrainVaeDiscConfig, config, resume, show_config, Output(json_mode, quiet, debug))
+
+
 def _train(
     ctx: typer.Context,
     command: str,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from osora_cli.config.base import Section
 from osora_cli.config.schema import ReconstructConfig, TrainVaeConfig
+from osora_cli.config.vae_disc import TrainVaeDiscConfig
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ COMMANDS = {
     command.name: command
     for command in (
         Command("train vae", TrainVaeConfig, "vae/train/video_dc_ae", trains=True),
+        Command("train vae-disc", TrainVaeDiscConfig, "vae/train/video_dc_ae_disc", trains=True),
         Command("infer reconstruct", ReconstructConfig, "vae/inference/video_dc_ae", trains=False),
     )
 }

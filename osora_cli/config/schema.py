@@ -105,6 +105,17 @@ class TrainVaeConfig(TrainConfig):
         None, description="train on stills (first frames) as well, or on shorter clips"
     )
     mixed_image_ratio: Float = Field(0.0, ge=0, le=1, description="share of stills")
+    mixed_image_rule: Literal["balanced", "open_sora"] = Field(
+        "balanced",
+        description="balanced: every rank, all frames of a clip as stills, one length for all ranks, so that none "
+        "waits; open_sora: all ranks but the first, one still, each rank its own length",
+    )
+    freeze_layers: list[str] | str | None = Field(
+        None, description="parts of the model that are not trained, by name: encoder, decoder, decoder.stages.0"
+    )
+    pretrained_ema: bool = Field(
+        False, description="start from the average of weights that `model.from_pretrained` holds, not the weights"
+    )
     vae_loss_config: VaeLossConfig = Field(default_factory=VaeLossConfig, description="weights of the losses")
 
 

@@ -257,6 +257,7 @@ def vae_gan_loss(
     disc_weight: float = 0.5,
     gen_start: int = 0,
     disc_factor: float | None = 1.0,
+    agree: Callable[[Tensor], Tensor] | None = None,
 ) -> VaeGanLoss:
     """`vae_loss` plus the adversarial term with its adaptive weight, in the cheap exact form of algorithms.md 8.1.
 
@@ -273,6 +274,7 @@ def vae_gan_loss(
         disc_weight: share of the adversarial gradient against the likelihood's at the last layer.
         gen_start: first update in which the term counts. Its weight is known before that.
         disc_factor: factor on the term from then on. 0 or None: the term is off.
+        agree: makes the ranks' weights one (their mean). None: each rank has its own.
     """
     leaf_BCTHW = recon.detach().float().requires_grad_(True)
     with torch.enable_grad():
@@ -291,6 +293,7 @@ def vae_gan_loss(
         (generator_grad,) = torch.autograd.grad(g, leaf_BCTHW)
         norms = [w.norm() for w in recorder.weight_gradients(nll_grad, generator_grad)]
         weight = adaptive_weight(norms[0], norms[1], disc_weight)
+        weight = weight if agree is None else agree(weight)
         gradient = nll_grad if factor == 0 else nll_grad + weight * factor * generator_grad
     else:
         weight, gradient = torch.ones_like(parts.rec), nll_grad

@@ -75,13 +75,8 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
         CheckpointError: the source is missing or cannot be read, or with `strict` does not fit key for key.
         SetupError: the hub's client is not installed, or the hub does not give the file.
     """
-    path = _local(str(source))
-    report = LoadReport(str(source))
-    targets = {plain_key(key): value for key, value in network.state_dict().items()}
     with ExitStack() as stack, torch.no_grad():
-        stored = {plain_key(tensor.key): tensor for tensor in open_weights(path, stack, ema=ema)}
-        stored = _rearranged(network, stored)
-        _compare(report, {k: s.shape for k, s in stored.items()}, targets, getattr(network, "optional_keys", ()))
+        targets, stored, report = _matched(network, source, stack, ema)
         if strict and not report.fits:
             raise CheckpointError(
                 report.text(), where="from_pretrained", hint="`strict_load: false` takes what fits and leaves the rest"
@@ -89,6 +84,28 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
         for key in report.loaded:
             targets[key].copy_(stored[key].read())
     return report
+
+
+def check_weights(network: nn.Module, source: str | Path, *, ema: bool = False) -> LoadReport:
+    """What `load_weights` would find, from names and shapes alone; the network may be on "meta".
+
+    Raises:
+        CheckpointError, SetupError: as `load_weights`, but not for what does not fit.
+    """
+    with ExitStack() as stack:
+        return _matched(network, source, stack, ema)[2]
+
+
+def _matched(
+    network: nn.Module, source: str | Path, stack: ExitStack, ema: bool
+) -> tuple[dict[str, torch.Tensor], dict[str, Stored], LoadReport]:
+    """The network's tensors, those of the source by the same keys, and how they fit."""
+    report = LoadReport(str(source))
+    targets = {plain_key(key): value for key, value in network.state_dict().items()}
+    stored = {plain_key(tensor.key): tensor for tensor in open_weights(_local(str(source)), stack, ema=ema)}
+    stored = _rearranged(network, stored)
+    _compare(report, {k: s.shape for k, s in stored.items()}, targets, getattr(network, "optional_keys", ()))
+    return targets, stored, report
 
 
 def _rearranged(network: nn.Module, stored: dict[str, Stored]) -> dict[str, Stored]:

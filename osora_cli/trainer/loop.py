@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.meter import Meter
 from osora_cli.trainer.saving import RunState
 from osora_cli.trainer.signals import Signals
+from osora_cli.trainer.skips import Skips
 from osora_cli.trainer.state import Progress
 from osora_cli.trainer.task import StepContext
 
@@ -62,7 +63,7 @@ class Trainer:
     provenance: dict[str, Any]
     evaluator: Evaluator | None = None
     progress: Progress = field(default_factory=Progress)
-    skipped_updates: int = 0
+    skipped_before: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
@@ -72,8 +73,7 @@ class Trainer:
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
         self._evaluated: int | None = None
         self._bad_rows: set[int] = set()
-        self._skipped = torch.full((), float(self.skipped_updates), device=self.engine.device)
-        self._skipped_in_row = torch.zeros((), device=self.engine.device)
+        self._skips = Skips(self.state.task.networks, self.skipped_before, self.engine.device)
 
     def run(self) -> Outcome:
         started = time.perf_counter()
@@ -132,11 +132,9 @@ class Trainer:
         self.store.before_update()
         update = self.progress.update
         results = self.state.task.update(update)
-        skipped = results["model"].skipped
         if self.state.ema is not None:
-            self.state.ema.update(skipped)
-        self._skipped += skipped
-        self._skipped_in_row = (self._skipped_in_row + 1) * skipped
+            self.state.ema.update(results["model"].skipped)
+        self._skips.add(results)
         self.progress.update += 1
         self._at_update = replace(self.progress)
         self._last = (meter, results)
@@ -150,11 +148,15 @@ class Trainer:
             self._save()
 
     def _report(self, meter: Meter, results: dict[str, UpdateResult], update: int) -> None:
-        head = {"step": self.progress.update, "epoch": self.progress.epoch, "lr": self.state.task.learning_rate(update)}
+        task = self.state.task
+        head = {"step": self.progress.update, "epoch": self.progress.epoch, "lr": task.learning_rate(update)}
+        for name, schedule in task.schedule_states(update).items():
+            if name != "lr_scheduler":  # `disc_lr_scheduler`: logged as `lr_disc`
+                head[f"lr_{name.removesuffix('_lr_scheduler')}"] = schedule["_last_lr"][0]
         self.observer.on_update(head)
         if self.progress.update % self.settings.log_every:
             return
-        record = {**head, **meter.read(self.engine, results), "skipped_updates": int(self._skipped.item())}
+        record = {**head, **meter.read(self.engine, results), **self._skips.counts()}
         self.observer.on_log(record)
         self._stop_if_stuck()
 
@@ -169,7 +171,7 @@ class Trainer:
         self.observer.on_evaluation(update, found.scores, found.pictures)
 
     def _stop_if_stuck(self) -> None:
-        in_row = int(self._skipped_in_row.item())
+        in_row = self._skips.in_row()
         if in_row >= self.settings.max_nonfinite:
             raise RunError(
                 f"the gradients of {in_row} updates in a row were not finite, up to update {self.progress.update}",
@@ -201,7 +203,7 @@ class Trainer:
         at = self._at_update
         self._saved_at = time.monotonic()
         position = self.feed.state(at.epoch, at.step)
-        position["skipped_updates"] = int(self._skipped.item())
+        position.update(self._skips.counts())
         self.store.save(self.state.contents(at, position, self.settings.batch_size, self.provenance))
         self._saved_update = at.update
 

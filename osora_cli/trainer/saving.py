@@ -18,6 +18,7 @@ from osora_cli.trainer.task import TrainTask
 
 # Group names of each network's parts in a checkpoint.
 _OPTIMIZER = {"model": "optimizer", "discriminator": "disc_optimizer"}
+_MASTER = {"model": "master", "discriminator": "disc_master"}
 
 
 @dataclass
@@ -27,6 +28,8 @@ class RunState:
     task: TrainTask
     ema: Ema | None
     save_masters: bool
+    fresh: frozenset[str] = frozenset()
+    """Networks that a load leaves as they are, whatever the checkpoint holds."""
 
     def contents(
         self, progress: Progress, sampler: dict[str, Any], batch_size: int | None, provenance: dict[str, Any]
@@ -38,11 +41,10 @@ class RunState:
             sharded[name] = network.model_shards()
             sharded[_OPTIMIZER[name]] = network.optimizer_shards()
             groups[_OPTIMIZER[name]] = network.param_groups()
-        first = next(iter(self.task.networks.values()))
+            if self.save_masters and not network.is_own_master:
+                sharded[_MASTER[name]] = network.master_shards()
         if self.ema is not None:
             sharded["ema"] = self.ema.shards()
-        if self.save_masters and not first.is_own_master:
-            sharded["master"] = first.master_shards()
         return CheckpointContents(
             counters=progress.counters(batch_size),
             sharded=sharded,
@@ -56,7 +58,8 @@ class RunState:
         """Fill weights, masters, optimizers, EMA and generator states. Returns what is not exact, in words."""
         notes: list[str] = []
         for name, network in self.task.networks.items():
-            notes += _load_network(reader, name, network)
+            if name not in self.fresh:
+                notes += _load_network(reader, name, network)
         if self.ema is not None:
             if "ema" in reader.groups():
                 reader.read_into("ema", self.ema.shards())
@@ -72,7 +75,7 @@ class RunState:
 def _load_network(reader: CheckpointReader, name: str, network: Trained) -> list[str]:
     """Weights and buffers, then the fp32 masters from the best source there is, then the optimizer."""
     masters = network.master_shards()
-    source = "master" if name == "model" and "master" in reader.groups() else name
+    source = _MASTER[name] if _MASTER[name] in reader.groups() else name
     # cast: the checkpoint may be of a run with another compute dtype.
     reader.read_into(name, network.model_shards(), cast=True)
     reader.read_into(source, masters, cast=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +12,20 @@ from osora_cli.data.loader import ClipBatch
 from osora_cli.data.transforms import normalize
 from osora_cli.engine.base import Engine, Trained, UpdateResult
 from osora_cli.model.losses import vae_loss
+from osora_cli.trainer.mixing import Mixing
 from osora_cli.trainer.schedule import Schedule
 from osora_cli.trainer.task import StepContext
 
 
 @dataclass(frozen=True)
 class VaeTaskSettings:
-    """Weights of the losses and how stills are mixed in.
-
-    Attributes:
-        lengths: the clip lengths up to a given one that the network takes, ascending.
-    """
+    """Weights of the losses, the clipping of gradients, and how stills are mixed in."""
 
     perceptual_weight: float
     kl_weight: float
     logvar: float
     grad_clip: float
-    mixed_strategy: str | None
-    mixed_image_ratio: float
-    lengths: Callable[[int], list[int]]
+    mixing: Mixing
 
 
 class VaeTask:
@@ -54,7 +48,7 @@ class VaeTask:
 
     def micro_step(self, batch: ClipBatch, context: StepContext) -> dict[str, torch.Tensor]:
         video = normalize(batch.video.to(self._engine.device, non_blocking=True))
-        video = video[:, :, : self._frames(video.shape[2], context)]
+        video = self._settings.mixing.apply(video, context)
         reconstruction, posterior, _ = self._network.module(video.to(self._network.compute_dtype))
         losses = vae_loss(
             video,
@@ -85,23 +79,4 @@ class VaeTask:
         return {"lr_scheduler": self._schedule.state(update)}
 
     def notes(self) -> list[str]:
-        settings = self._settings
-        if settings.mixed_strategy == "mixed_video_image" and self._engine.world_size == 1:
-            return [
-                f"mixed_video_image: stills (ratio {settings.mixed_image_ratio:g}) are taken by ranks other than 0, "
-                "as in Open-Sora; one process trains on clips only"
-            ]
-        return []
-
-    def _frames(self, frames: int, context: StepContext) -> int:
-        """How many frames of this micro-batch are trained on (algorithms.md 8.3)."""
-        strategy = self._settings.mixed_strategy
-        if strategy is None or frames == 1:
-            return frames
-        rng = context.rng(strategy)
-        if strategy == "mixed_video_random":
-            return rng.choice(self._settings.lengths(frames))
-        if context.rank == 0:
-            return frames
-        ratio = self._settings.mixed_image_ratio * context.world_size / (context.world_size - 1)
-        return 1 if rng.random() < ratio else frames
+        return self._settings.mixing.notes(self._engine.world_size)

@@ -28,7 +28,7 @@ class DiscriminatorConfig(Section):
 class DiscLossConfig(Section):
     """The discriminator's own loss."""
 
-    disc_start: Int = Field(2001, ge=0, description="update from which the discriminator is trained")
+    disc_start: Int = Field(2001, ge=0, description="update from which the discriminator is trained, counted from 1")
     disc_factor: Float | None = Field(1.0, ge=0, description="factor on the loss; 0 or null: off")
     disc_loss_type: Literal["hinge", "vanilla", "wgan-gp"] = Field("hinge", description="kind of loss")
 
@@ -36,8 +36,12 @@ class DiscLossConfig(Section):
 class GenLossConfig(Section):
     """The adversarial term of the autoencoder."""
 
-    gen_start: Int = Field(2001, ge=0, description="update from which the term counts")
+    gen_start: Int = Field(2001, ge=0, description="update from which the term counts, counted from 1")
     disc_factor: Float | None = Field(1.0, ge=0, description="factor on the term; 0 or null: off")
     disc_weight: Float = Field(
         0.5, ge=0, description="size of the adversarial gradient at the last layer against the reconstruction's"
+    )
+    gen_ramp: Int = Field(0, ge=0, description="updates over which the term grows to its full size; 0: at once")
+    weight_per_rank: bool = Field(
+        False, description="each rank weighs the term by its own gradients, as Open-Sora; else by the ranks' mean"
     )
