@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from osora_cli.engine.ranks import Ranks
 from osora_cli.tensors import TensorShard
 
 
@@ -51,7 +52,7 @@ class Trained(Protocol):
     """Whether the optimizer moves the module's own parameters (fp32 compute), or fp32 copies of them."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradients of `loss` (0-d) to the masters' fp32 gradients."""
+        """Add the gradients of `loss` (0-d, this rank's mean) to the masters' fp32 gradients, averaged over ranks."""
 
     def update(self, lr: float, max_norm: float) -> UpdateResult:
         """Clip to `max_norm` (0: no clipping), step with `lr`, clear gradients. Non-finite gradients are skipped."""
@@ -71,6 +72,12 @@ class Trained(Protocol):
     def param_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups as plain values, with `params` as running indexes."""
 
+    def set_lr(self, lr: float) -> None:
+        """The learning rate that `param_groups` tells until the next update: a checkpoint's, after a load."""
+
+    def sync_buffers(self) -> None:
+        """Make buffers that each rank moves by itself (running statistics) equal on all: their mean. Before a save."""
+
     def masters_changed(self) -> None:
         """Tell the engine that masters were written from outside (a load): refresh the working weights."""
 
@@ -86,6 +93,9 @@ class Engine(Protocol):
 
     def prepare(self, module: nn.Module, optim: OptimSettings) -> Trained:
         """Take over an fp32 `module` (on any device) and make its optimizer."""
+
+    ranks: Ranks
+    """All processes of the run."""
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Mean of `values` over the ranks (one collective)."""

@@ -1,169 +1,131 @@
-"""The native engine: torch's own parts only, on the CPU or one GPU.
+"""The native engine: torch's own parts only, on the CPU or GPUs, in one process or many.
 
-fp32 parameters are the masters. With bf16 compute the module's own parameters are a bf16 working copy: each
-gradient is added to its master's fp32 gradient as soon as it is complete and then freed, so accumulation over
-micro-batches is in fp32 and working weights are bf16(master), bit for bit.
+`plugin` says how ranks share the state: `none` and `ddp` keep all of it on each rank, `zero1` shards the optimizer,
+`zero2` and `zero3` shard parameters, gradients and optimizer (FSDP2). One process has nothing to share, whatever the
+plugin. fp32 parameters are the masters, compute is in `dtype`, gradients are reduced over ranks in fp32.
 """
 
 from __future__ import annotations
 
-import os
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
-
 import torch
 from torch import nn
 
-from osora_cli.engine.base import OptimSettings, Trained, UpdateResult, named_trainable
+from osora_cli.engine.base import OptimSettings, Trained
+from osora_cli.engine.ranks import SINGLE_RANK, Ranks
+from osora_cli.engine.settings import PluginSettings, check_plugin
+from osora_cli.engine.single import NativeTrained
 from osora_cli.errors import ConfigError, SetupError
-from osora_cli.tensors import DTYPES, TensorShard, plain_key
+from osora_cli.tensors import DTYPES
 
-_STATE_NAMES = ("step", "exp_avg", "exp_avg_sq")
-
-
-class NativeTrained:
-    """A network on one device with its fused AdamW."""
-
-    def __init__(
-        self, module: nn.Module, optim: OptimSettings, device: torch.device, compute_dtype: torch.dtype
-    ) -> None:
-        self.compute_dtype = compute_dtype
-        self.is_own_master = compute_dtype is torch.float32
-        module = module.to(device)
-        trainable = list(named_trainable(module))
-        self._names = [plain_key(name) for name, _ in trainable]
-        if self.is_own_master:
-            self.module = module
-            self._masters = [p for _, p in trainable]
-            self._working: list[nn.Parameter] | None = None
-        else:
-            self._masters = [nn.Parameter(p.detach().clone()) for _, p in trainable]
-            self.module = module.to(compute_dtype)
-            self._working = [p for _, p in named_trainable(self.module)]
-            for working, master in zip(self._working, self._masters, strict=True):
-                _move_gradients(working, master)
-        self._optimizer = torch.optim.AdamW(
-            self._masters, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
-        )
-        self._make_state()
-
-    def _make_state(self) -> None:
-        # Made at once rather than at the first step: a save at any time is whole, and a load has somewhere to go.
-        for p in self._masters:
-            self._optimizer.state[p] = {
-                "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                "exp_avg": torch.zeros_like(p, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(p, memory_format=torch.preserve_format),
-            }
-
-    def backward(self, loss: torch.Tensor) -> None:
-        loss.backward()
-
-    def no_sync(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def update(self, lr: float, max_norm: float) -> UpdateResult:
-        gradients = [p.grad for p in self._masters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        skipped = (~torch.isfinite(norm)).to(torch.float32)
-        if max_norm > 0:
-            torch.nn.utils.clip_grads_with_norm_(self._masters, max_norm, norm)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
-        # The fused kernel leaves everything as it is when found_inf is 1: the decision stays on the device.
-        self._optimizer.found_inf = skipped  # type: ignore[attr-defined]
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
-        self.masters_changed()
-        return UpdateResult(norm, skipped)
-
-    @torch.no_grad()
-    def masters_changed(self) -> None:
-        if self._working is not None:
-            torch._foreach_copy_(list[torch.Tensor](self._working), list[torch.Tensor](self._masters))
-
-    def model_shards(self) -> list[TensorShard]:
-        return [TensorShard.whole(plain_key(k), t.detach()) for k, t in self.module.state_dict().items()]
-
-    def master_shards(self) -> list[TensorShard]:
-        return [TensorShard.whole(k, p.detach()) for k, p in zip(self._names, self._masters, strict=True)]
-
-    def optimizer_shards(self) -> list[TensorShard]:
-        return [
-            TensorShard.whole(f"state.{i}.{name}", self._optimizer.state[p][name])
-            for i, p in enumerate(self._masters)
-            for name in _STATE_NAMES
-        ]
-
-    def param_groups(self) -> list[dict[str, Any]]:
-        groups: list[dict[str, Any]] = self._optimizer.state_dict()["param_groups"]
-        return groups
-
-
-def _move_gradients(working: nn.Parameter, master: nn.Parameter) -> None:
-    """Add each finished gradient of `working` to `master.grad` in fp32 and free it."""
-
-    def move(p: torch.Tensor) -> None:
-        if p.grad is None:
-            return
-        if master.grad is None:
-            master.grad = p.grad.to(master.dtype)
-        else:
-            master.grad.add_(p.grad)
-        p.grad = None
-
-    working.register_post_accumulate_grad_hook(move)
+__all__ = ["NativeEngine", "NativeTrained", "make_engine", "pick_device"]
 
 
 class NativeEngine:
-    """One process on one device."""
+    """This process's part of a training on torch's own means.
+
+    Args:
+        device: where this rank computes.
+        dtype: of the computation, a name of `tensors.DTYPES`.
+        plugin: how ranks share the state.
+        deterministic: deterministic kernels on CUDA.
+        ranks: all processes of the run.
+        settings: of the plugin.
+
+    Raises:
+        ConfigError: the plugin cannot be set up so over these ranks.
+    """
 
     name = "native"
-    rank = 0
-    world_size = 1
 
-    def __init__(self, device: torch.device, dtype: str, plugin: str, *, deterministic: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: str,
+        plugin: str,
+        *,
+        deterministic: bool = False,
+        ranks: Ranks = SINGLE_RANK,
+        settings: PluginSettings | None = None,
+    ) -> None:
         self.device = device
         self.plugin = plugin
+        self.ranks = ranks
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self._settings = settings or PluginSettings()
         self._compute_dtype = DTYPES[dtype]
+        self.notes = check_plugin(plugin, self._settings, ranks.world_size)
         if device.type == "cuda":
+            torch.cuda.set_device(device)
             torch.backends.cudnn.benchmark = not deterministic
             if deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
 
     def prepare(self, module: nn.Module, optim: OptimSettings) -> Trained:
-        return NativeTrained(module, optim, self.device, self._compute_dtype)
+        if self.world_size == 1:
+            return NativeTrained(module, optim, self.device, self._compute_dtype)
+        if self.plugin in ("zero2", "zero3"):
+            from osora_cli.engine.fsdp import FsdpTrained
+
+            return FsdpTrained(
+                module,
+                optim,
+                self.device,
+                self._compute_dtype,
+                reshard_after_forward=self.plugin == "zero3",
+                replicate=self._settings.replicate,
+                cpu_offload=self._settings.cpu_offload,
+            )
+        from osora_cli.engine.ddp import DdpTrained, ZeroOneTrained
+
+        kind = ZeroOneTrained if self.plugin == "zero1" else DdpTrained
+        return kind(module, optim, self.device, self._compute_dtype, self._settings.bucket_mib)
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
-        return values
+        return self.ranks.mean(values)
 
 
-def pick_device(wanted: str = "auto") -> torch.device:
-    """`auto`: the first GPU if there is one, else the CPU."""
-    if wanted == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if wanted == "cuda" and not torch.cuda.is_available():
+def pick_device(wanted: str = "auto", local_rank: int = 0) -> torch.device:
+    """This rank's device. `auto`: its GPU if the machine has any, else the CPU.
+
+    Raises:
+        SetupError: CUDA was asked for and is not there, or there are more ranks on this machine than GPUs.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
         raise SetupError(
             "`device: cuda` was asked for and torch sees no GPU",
             hint="use `--device cpu`, or install a CUDA build of torch",
         )
-    return torch.device("cuda", 0) if wanted == "cuda" else torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise SetupError(
+            f"rank {local_rank} of this machine has no GPU: there are {count}",
+            hint=f"start at most {count} processes a machine (`--nproc {count}`), or use `--device cpu`",
+        )
+    return torch.device("cuda", local_rank)
 
 
-def make_engine(*, engine: str, plugin: str, dtype: str, device: str, deterministic: bool) -> NativeEngine:
-    """The engine that a config asks for. `auto` is native: it is the only one that runs one process on one device.
+def make_engine(
+    *,
+    engine: str,
+    plugin: str,
+    dtype: str,
+    device: str | torch.device,
+    deterministic: bool,
+    ranks: Ranks = SINGLE_RANK,
+    settings: PluginSettings | None = None,
+) -> NativeEngine:
+    """The engine that a config asks for.
+
+    Args:
+        device: this rank's device, or `auto`, `cpu` or `cuda`.
 
     Raises:
-        ConfigError: no engine of that name.
-        SetupError: no such device, or a launcher has started several processes, each of which would train alone.
+        ConfigError: no engine of that name, or a plugin that cannot be.
+        SetupError: no such device.
     """
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    if ranks != "1":
-        raise SetupError(
-            f"this version trains in one process, and the launcher started {ranks}",
-            where="WORLD_SIZE in the environment",
-            hint="start it without torchrun: `osora train ...`",
-        )
     if engine not in ("auto", "native"):
         raise ConfigError(f"engine `{engine}` is not known", allowed="auto, native")
-    return NativeEngine(pick_device(device), dtype, plugin, deterministic=deterministic)
+    place = pick_device(device, ranks.local_rank) if isinstance(device, str) else device
+    return NativeEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)

@@ -8,6 +8,8 @@ from torch import nn
 
 from osora_cli.engine.base import OptimSettings
 from osora_cli.engine.native import NativeEngine, NativeTrained, make_engine
+from osora_cli.engine.ranks import Ranks
+from osora_cli.engine.settings import PluginSettings
 from osora_cli.errors import ConfigError, SetupError
 
 OPTIM = OptimSettings(lr=1e-2, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.0)
@@ -81,12 +83,12 @@ def test_bf16_accumulates_gradients_in_fp32() -> None:
     # 1 + 256 * 2**-9: in bf16 each addend would round away.
     for scale in [1.0] + [2.0**-9] * 256:
         micro_step(trained, 0, scale)
-    accumulated = trained._masters[0].grad
+    accumulated = trained._masters[0].tensor.grad
     assert accumulated is not None
     assert accumulated.dtype is torch.float32
     once = prepared("bf16")
     micro_step(once, 0, 1.0)
-    single = once._masters[0].grad
+    single = once._masters[0].tensor.grad
     assert single is not None
     large = single.abs() > 1e-3
     torch.testing.assert_close((accumulated / single)[large], torch.full_like(single[large], 1.5), rtol=2e-3, atol=0)
@@ -159,7 +161,23 @@ def test_what_is_not_there_is_refused() -> None:
             make_engine(engine="auto", plugin="none", dtype="fp32", device="cuda", deterministic=False)
 
 
-def test_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SetupError, match="started 2"):
-        make_engine(engine="auto", plugin="zero2", dtype="fp32", device="cpu", deterministic=False)
+def test_several_processes_need_a_plugin_that_joins_them() -> None:
+    two = Ranks(0, 2)
+    with pytest.raises(ConfigError, match="`plugin: none` trains in one process, and 2 were started"):
+        make_engine(engine="auto", plugin="none", dtype="fp32", device="cpu", deterministic=False, ranks=two)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "settings", "message"),
+    [
+        ("ddp", PluginSettings(replicate=2), "`replicate` goes with parameters that are sharded"),
+        ("zero1", PluginSettings(cpu_offload=True), "`cpu_offload` goes with parameters that are sharded"),
+        ("zero2", PluginSettings(replicate=2), "3 ranks cannot be split into `2` equal groups"),
+    ],
+)
+def test_settings_that_the_ranks_cannot_follow(plugin: str, settings: PluginSettings, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_engine(
+            engine="native", plugin=plugin, dtype="fp32", device="cpu", deterministic=False, ranks=Ranks(0, 3),
+            settings=settings,
+        )  # fmt: skip
