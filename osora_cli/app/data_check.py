@@ -144,9 +144,7 @@ def _name(bucket: Bucket) -> str:
     return f"{bucket.resolution} {bucket.frames} frames {bucket.width}x{bucket.height}"
 
 
-def load_training_config(
-    config: str | None, overrides: Sequence[Override] = ()
-) -> tuple[Command, Loaded[TrainConfig]]:
+def load_training_config(config: str | None, overrides: Sequence[Override] = ()) -> tuple[Command, Loaded[TrainConfig]]:
     """A config, and the training command that it is one for: the first whose schema it fulfils.
 
     Raises:

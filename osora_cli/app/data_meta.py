@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
 from osora_cli.data.meta import MetaTable, load_meta_table, settle
 from osora_cli.data.meta_journal import Journal
+from osora_cli.data.meta_merge import merge_table
 from osora_cli.data.meta_output import check_output, write_csv, write_meta_table
 from osora_cli.data.meta_workers import Look, look_at
 from osora_cli.errors import DataError, UsageError
@@ -48,7 +49,8 @@ def make_meta(
     num_workers: int = 0,
     root: Path | None = None,
     exact: bool = False,
-    on_error: str = "skip",
+    merge: Sequence[Path] = (),
+    on_error: str | None = None,
     time_limit_s: float = 60.0,
     progress: Callable[[int, int], None] | None = None,
 ) -> MetaResult:
@@ -65,8 +67,10 @@ def make_meta(
         num_workers: processes that pandarallel drives; 0 and 1 work in this one.
         root: where relative paths are tried last, after the working directory and the table's folder.
         exact: decode everything, and count the frames up to the first damage.
+        merge: tables whose columns are joined by path, one after the other, see `merge_table`.
         on_error: what becomes of a row whose file cannot be used: `skip` leaves it out, `keep` leaves its values
-            empty, `fail` ends without output.
+            empty, `fail` ends without output. None is `skip`, unless `output` is `input`: a table that is written over
+            itself loses no row that was not given up in so many words.
         time_limit_s: seconds that one file may take.
         progress: called with the number of files done and of all.
 
@@ -77,9 +81,12 @@ def make_meta(
         SetupError: the output cannot be written, or processes cannot be started.
     """
     began = time.perf_counter()
+    in_place = input.resolve() == output.resolve()
     _check(on_error, num_workers, time_limit_s)
     check_output(output)
     table = load_meta_table(input, output, root)
+    for source in merge:
+        merge_table(table, source)
     probed = table.to_probe(exact=exact)
     files = list(dict.fromkeys(file for row in probed if (file := table.files[row]) is not None))
     with Journal(output, exact=exact) as journal:
@@ -87,11 +94,14 @@ def make_meta(
         faults = settle(table, found, probed, exact=exact)
         bad = [(table.path[row], reason) for row, reason in faults]
         _refuse(input, table, bad, on_error)
-        if on_error == "skip" and faults:
+        if faults and on_error is None and in_place:
+            journal.stay()  # the files need not be looked at again when it is said what to do
+            raise _would_lose(input, bad, len(table))
+        if faults and on_error in (None, "skip"):
             dropped = {row for row, _ in faults}
             table.keep([row for row in range(len(table)) if row not in dropped])
         write_meta_table(table, output)
-        report = _report(output, bad, in_place=input.resolve() == output.resolve())
+        report = _report(output, bad, in_place=in_place)
     return MetaResult(
         rows=len(table),
         bad=bad,
@@ -103,8 +113,8 @@ def make_meta(
     )
 
 
-def _check(on_error: str, num_workers: int, time_limit_s: float) -> None:
-    if on_error not in get_args(OnError):
+def _check(on_error: str | None, num_workers: int, time_limit_s: float) -> None:
+    if on_error is not None and on_error not in get_args(OnError):
         raise UsageError(f"on_error is `{on_error}`", allowed=", ".join(get_args(OnError)))
     if num_workers < 0:
         raise UsageError(f"num_workers is `{num_workers}`", allowed="0 or more")
@@ -112,19 +122,31 @@ def _check(on_error: str, num_workers: int, time_limit_s: float) -> None:
         raise UsageError(f"time limit is `{time_limit_s}` s", allowed="above 0 s")
 
 
-def _refuse(input: Path, table: MetaTable, bad: list[tuple[str, str]], on_error: str) -> None:
+def _refuse(input: Path, table: MetaTable, bad: list[tuple[str, str]], on_error: str | None) -> None:
     """Ends without output when nothing is usable, or when one bad file is to end the run."""
     if not bad or (len(bad) < len(table) and on_error != "fail"):
         return
-    named = "; ".join(f"`{path}`: {reason}" for path, reason in bad[:_SHOWN])
-    more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
     usable = len(table) - len(bad)
     what = f"{len(bad)} of {len(table)} files of `{input}` cannot" if usable else f"no file of `{input}` can"
     missing = any(reason == "no such file" for _, reason in bad)
     raise DataError(
-        f"{what} be used: {named}{more}",
+        f"{what} be used: {_named(bad)}",
         hint="relative paths are tried from the working directory, the table's folder and --root" if missing else None,
     )
+
+
+def _would_lose(input: Path, bad: list[tuple[str, str]], rows: int) -> DataError:
+    return DataError(
+        f"{len(bad)} of {rows} files of `{input}` cannot be used, and without their rows the table would be written "
+        f"over itself: {_named(bad)}",
+        hint="`--on-error skip` leaves these rows out, `--on-error keep` leaves their values empty; or give another "
+        "--output",
+    )
+
+
+def _named(bad: list[tuple[str, str]]) -> str:
+    more = f"; and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return "; ".join(f"`{path}`: {reason}" for path, reason in bad[:_SHOWN]) + more
 
 
 def _report(output: Path, bad: list[tuple[str, str]], *, in_place: bool) -> Path | None:

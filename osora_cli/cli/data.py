@@ -22,6 +22,7 @@ app = new_app("Make tables of clips.")
     epilog=examples(
         "osora data meta --input clips.csv --output clips_meta.csv",
         "osora data meta --input folder/ --output clips_meta.csv --num-workers 16",
+        "osora data meta --input clips.csv --output clips_meta.csv --merge scores.csv",
     ),
 )
 @guarded
@@ -35,12 +36,20 @@ def meta(
         str | None, typer.Option("--root", metavar="DIR", help="Folder that relative paths are tried in last.")
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Decode every clip: slow, right for damaged files.")] = False,
+    merge: Annotated[
+        list[str] | None,
+        typer.Option("--merge", metavar="TABLE", help="Join the columns of this table by path. May be given again."),
+    ] = None,
     on_error: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--on-error", metavar="ACT", help="A clip that cannot be read: skip leaves it out, keep leaves it empty."
+            "--on-error",
+            metavar="ACT",
+            show_default=False,
+            help="A clip that cannot be read: skip leaves it out, keep leaves it empty, fail ends the command. "
+            "Default: skip, but nothing is left out of a table that is written over itself.",
         ),
-    ] = "skip",
+    ] = None,
     time_limit: Annotated[
         float, typer.Option("--time-limit", metavar="S", help="Seconds that looking at one clip may take.")
     ] = 60.0,
@@ -54,7 +63,7 @@ def meta(
     what becomes of it: skip, keep or fail.
     """
     output = Output(json_mode, quiet, debug)
-    if on_error not in ("skip", "keep", "fail"):
+    if on_error not in (None, "skip", "keep", "fail"):
         raise UsageError(f"`--on-error` is `{on_error}`", where="--on-error", allowed="skip, keep, fail")
     if not time_limit > 0:
         raise UsageError(f"`--time-limit` is `{time_limit}`", where="--time-limit", allowed="more than 0 s")
@@ -68,6 +77,7 @@ def meta(
             num_workers=num_workers,
             root=None if root is None else Path(root),
             exact=exact,
+            merge=[Path(source) for source in merge or ()],
             on_error=on_error,
             time_limit_s=time_limit,
             progress=progress,

@@ -30,6 +30,7 @@ class MetaTable:
         path, text: by row.
         values: of the six columns, by row, as they will be written; empty where there is nothing.
         others: columns of the input that are not of the eight, untouched.
+        written: the paths as they stand in the input, by row; those in `path` may be rewritten for the output's place.
         files: where each row's file is, or None.
         notes: what a reader should know.
     """
@@ -39,6 +40,7 @@ class MetaTable:
     text: list[str]
     values: dict[str, list[str]]
     others: dict[str, pa.Array] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
     files: list[str | None] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -72,6 +74,7 @@ class MetaTable:
         """Drops all rows but these."""
         self.path = [self.path[row] for row in rows]
         self.text = [self.text[row] for row in rows]
+        self.written = [self.written[row] for row in rows]
         self.files = [self.files[row] for row in rows]
         self.values = {name: [column[row] for row in rows] for name, column in self.values.items()}
         chosen = pa.array(rows, pa.int64())
@@ -81,7 +84,7 @@ class MetaTable:
         """A column as it is written to a CSV."""
         if name in ("path", "text"):
             return self.path if name == "path" else self.text
-        return self.values[name] if name in self.values else _texts(self.others[name])
+        return self.values[name] if name in self.values else column_texts(self.others[name])
 
     def as_array(self, name: str) -> pa.Array:
         """A column as it is written to parquet: numbers as numbers, NaN for the rate of a still."""
@@ -114,8 +117,8 @@ def load_meta_table(source: Path, output: Path, root: Path | None) -> MetaTable:
         raise DataError(f"table `{source}` has a header and no rows")
     table = MetaTable(
         names=[*raw.names, *(name for name in COLUMNS if name not in raw.names)],
-        path=_texts(raw.columns["path"]),
-        text=_texts(raw.columns["text"]) if "text" in raw.names else [""] * raw.num_rows,
+        path=column_texts(raw.columns["path"]),
+        text=column_texts(raw.columns["text"]) if "text" in raw.names else [""] * raw.num_rows,
         values={name: _numbers(raw, name) for name in FILLED},
         others={name: column for name, column in raw.columns.items() if name not in COLUMNS},
         notes=list(raw.notes),
@@ -145,6 +148,7 @@ def _from_folder(folder: Path, output: Path) -> MetaTable:
         path=[path_for(path, output) for path in found],
         text=[""] * len(found),
         values={name: [""] * len(found) for name in FILLED},
+        written=[path_for(path, output) for path in found],
         files=list(found),
     )
 
@@ -161,6 +165,7 @@ def _locate(table: MetaTable, source: Path, output: Path, root: Path | None) -> 
     folder = os.fspath(source.parent)
     folders = ["", folder, *([] if root is None else [os.fspath(root)])]
     rewritten = 0
+    table.written = list(table.path)
     for row, path in enumerate(table.path):
         place = next((top for top in folders if os.path.lexists(os.path.join(top, path))), None)
         table.files.append(None if place is None else os.path.abspath(os.path.join(place, path)))
@@ -173,7 +178,7 @@ def _locate(table: MetaTable, source: Path, output: Path, root: Path | None) -> 
         )
 
 
-def _texts(column: pa.Array) -> list[str]:
+def column_texts(column: pa.Array) -> list[str]:
     """A column as text: null is empty, text is as it is, numbers as Python writes them."""
     if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
         return [str(value) for value in pc.fill_null(column, "").to_pylist()]
@@ -186,10 +191,13 @@ def _is_nothing(value: object) -> bool:
 
 def _numbers(raw: TextTable, name: str) -> list[str]:
     """One of the six columns; what is not a number that could be there is emptied, to be filled."""
-    if name not in raw.columns:
-        return [""] * raw.num_rows
+    return measured_texts(name, raw.columns[name]) if name in raw.columns else [""] * raw.num_rows
+
+
+def measured_texts(name: str, column: pa.Array) -> list[str]:
+    """One of the six columns as text; what is not a number that could be there is empty."""
     clean = _whole if name in _WHOLE else _positive
-    return [clean(text.strip()) for text in _texts(raw.columns[name])]
+    return [clean(text.strip()) for text in column_texts(column)]
 
 
 def _whole(text: str) -> str:
@@ -216,7 +224,7 @@ def _count_replaced(raw: TextTable, table: MetaTable) -> None:
     for name in FILLED:
         if name not in raw.columns:
             continue
-        before = _texts(raw.columns[name])
+        before = column_texts(raw.columns[name])
         rows = [
             row
             for row, (old, new) in enumerate(zip(before, table.values[name], strict=True))

@@ -37,7 +37,8 @@ class JournalWriter:
 class Journal:
     """The journal of one output. A context manager: while it is open, no second run writes the same output.
 
-    Left by an exception that is not one of ours (Ctrl-C, a kill), the folder stays for the next run; else it goes.
+    Left by an exception that is not one of ours (Ctrl-C, a kill), or after `stay`, the folder stays for the next run;
+    else it goes.
 
     Args:
         output: the table that is made.
@@ -48,6 +49,11 @@ class Journal:
         self.folder = output.with_name(f".{output.name}.progress{'-exact' if exact else ''}")
         self._offsets: dict[Path, int] = {}
         self._count = 0
+        self._stays = False
+
+    def stay(self) -> None:
+        """Keeps the folder for the next run, whatever happens."""
+        self._stays = True
 
     def __enter__(self) -> Journal:
         try:
@@ -65,7 +71,7 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None or issubclass(kind, Exception):
+        if not self._stays and (kind is None or issubclass(kind, Exception)):
             shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
 

@@ -30,10 +30,16 @@ from osora_cli.config.overrides import Override
 from osora_cli.config.schema import TrainVaeConfig
 from osora_cli.errors import CheckpointError, ConfigError, DataError, RunError, SetupError
 
-COMMANDS = [
-    ("train", "vae"), ("resume",), ("infer", "reconstruct"), ("ckpt", "verify"), ("demo",), ("data", "meta"),
-    ("data", "check"), ("config", "show"), ("weights", "list"), ("weights", "fetch"),
-]  # fmt: skip
+
+def all_commands(node: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every command of the application, as typed."""
+    inner = getattr(node, "commands", None)
+    if inner is None:
+        return [above]
+    return [path for name, child in inner.items() for path in all_commands(child, (*above, name))]
+
+
+COMMANDS = all_commands(typer.main.get_command(app))
 
 
 @dataclass
@@ -244,13 +250,20 @@ def test_data_meta(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make_meta(source: Path, target: Path, **kwargs: Any) -> Meta:
         kwargs.pop("progress")
-        calls.append((source, target, kwargs))
-        return Meta(2, [(f"{i}.mp4", "no video") for i in range(12)], target, 0.5, Path("bad.csv"))
+    expected = {"num_workers": 0, "root": Path("/r"), "exact": True, "merge": [], "on_error": None}
+    assert calls == [(Path("a.csv"), Path("b.csv"), {**expected, "time_limit_s": 60.0})]
 
     stand_in(monkeypatch, "osora_cli.app.data_meta", make_meta=make_meta)
     said = osora("data", "meta", "--input", "a.csv", "--output=b.csv", "--num_workers", "0", "--root", "/r", "--exact")
     assert said.code == 0
-    expected = {"num_workers": 0, "root": Path("/r"), "exact": True, "on_error": "skip", "time_limit_s": 60.0}
+    expected = {
+        "num_workers": 0,
+        "root": Path("/r"),
+        "exact": True,
+        "merge": [],
+        "on_error": None,
+        "time_limit_s": 60.0,
+    }
     assert calls == [(Path("a.csv"), Path("b.csv"), expected)]
     assert "clips     2" in said.out
     assert "left out  12" in said.out
@@ -302,6 +315,41 @@ def test_config_show(osora: Any) -> None:
     assert "osora config show train-vae" in osora("config", "show").out
     assert "did you mean `optim`" in osora("config", "show", "train-vae", "optm").err
     assert osora("config", "show", "train-vea").code == 2
+
+
+def test_config_convert(osora: Any) -> None:
+    Path("a.py").write_text("_base_ = ['b.py']\nlr = 1e-5\n")
+    Path("b.py").write_text("lr = 5e-5\nvae_loss_config = dict(perceptual_loss_weight=0.25)\n")
+    said = osora("config", "convert", "a.py", "c.yaml")
+    assert (said.code, said.out) == (0, "c.yaml: a config of `osora train vae`\n")
+    shown = osora("config", "convert", "a.py", "--json").json()
+    assert shown["config"] == {"lr": 1e-5, "vae_loss_config": {"perceptual_loss_weight": 0.25}}
+    assert osora("config", "convert", "a.py").out == Path("c.yaml").read_text()
+    again = osora("config", "convert", "a.py", "c.yaml")
+    assert (again.code, "`c.yaml` exists already" in again.err) == (2, True)
+    assert osora("config", "convert", "a.py", "c.yaml", "--force").code == 0
+    one, two = (osora("train", "vae", name, "--print-config", "--json").json()["config"] for name in ("a.py", "c.yaml"))
+    assert one == two
+    Path("b.py").write_text("lr = open('x')\n")
+    bad = osora("config", "convert", "a.py")
+    assert (bad.code, bad.out) == (2, "")
+    assert "b.py:1" in bad.err
+
+
+def test_doctor(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from osora_cli.app.doctor.finding import Finding
+    from osora_cli.app.doctor.run import Diagnosis
+
+    found = [Finding("decoder", "ok", "PyAV"), Finding("disk speed", "fail", "no room", "free space on that disk")]
+    stand_in(monkeypatch, "osora_cli.app.doctor.run", diagnose=lambda outputs, tell: Diagnosis(found))
+    said = osora("doctor", "--outputs", "runs")
+    assert said.code == 5
+    assert said.out.splitlines() == [
+        "ok      decoder: PyAV", "fail    disk speed: no room", "        fix: free space on that disk",
+    ]  # fmt: skip
+    assert [f["status"] for f in osora("doctor", "--json").json()["findings"]] == ["ok", "fail"]
+    found.pop()
+    assert osora("doctor").code == 0
 
 
 # ---- errors and exit codes ------------------------------------------------------------------------------------------
