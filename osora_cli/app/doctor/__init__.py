@@ -1,0 +1,1 @@
+"""What this machine can do for a training, and what would have to be cured first."""
