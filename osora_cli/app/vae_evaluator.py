@@ -14,8 +14,6 @@ import torch
 from torch import nn
 
 from osora_cli.app.picture import ShownClip, sheet
-from osora_cli.app.recon_model import find_lpips
-from osora_cli.app.recon_output import DATA_RANGE, SHOWN_FRAMES, frame_lpips
 from osora_cli.config.models.dc_ae import check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
 from osora_cli.data.aspect import resolve_resolution
@@ -23,15 +21,19 @@ from osora_cli.data.fixed_clips import FixedClip, plan_fixed_clips, read_fixed_c
 from osora_cli.data.table import ClipTable
 from osora_cli.data.transforms import normalize
 from osora_cli.engine.base import Engine
+from osora_cli.errors import SetupError
 from osora_cli.metrics.baseline import block_mean_psnr, constant_colour_psnr
 from osora_cli.metrics.psnr import psnr
 from osora_cli.metrics.ssim import ssim
+from osora_cli.model.lpips_weights import FETCH_COMMAND, load_lpips, locate_lpips
 from osora_cli.model.perceptual import LPIPS, MIN_SIZE
 from osora_cli.trainer import rng
 from osora_cli.trainer.evaluation import Evaluation
 from osora_cli.trainer.saving import RunState
 
 PICTURE = "clips"
+DATA_RANGE = 1.0
+SHOWN_FRAMES = 4
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,21 @@ def check_eval_input(config: TrainVaeConfig, training_table: ClipTable) -> EvalI
         f"scored every {config.eval_every} updates on {len(clips)} windows of {frames} frames from {files} "
         + ("clips that are trained on as well: name held-out ones with `--eval.table`" if own else "held-out clips")
     )
-    lpips = find_lpips(wanted.lpips, notes) if min(min(clip.size) for clip in clips) >= MIN_SIZE else None
-    return EvalInput(clips, lpips.net if lpips is not None else None, notes)
+    large = min(min(clip.size) for clip in clips) >= MIN_SIZE
+    return EvalInput(clips, _find_lpips(wanted.lpips, notes) if large else None, notes)
+
+
+def _find_lpips(wanted: bool | None, notes: list[str]) -> LPIPS | None:
+    """LPIPS on the CPU, in fp32; None where it is not wanted, or is not asked for and cannot be had."""
+    if wanted is False:
+        return None
+    try:
+        return load_lpips(locate_lpips(without="`--eval.lpips false`"))
+    except SetupError as error:
+        if wanted:
+            raise
+        notes.append(f"scored without LPIPS: {error.message}; fetch them with `{FETCH_COMMAND}`")
+        return None
 
 
 @dataclass(frozen=True)
@@ -166,8 +181,10 @@ class VaeEvaluator:
             float(constant_colour_psnr(given, DATA_RANGE)),
         ]
         if self._lpips is not None:
-            frames = (clip[0].transpose(0, 1) for clip in (given, made))
-            numbers.append(float(frame_lpips(self._lpips, *frames).mean()))
+            frames = [clip[0].transpose(0, 1) * 2 - 1 for clip in (given, made)]
+            # In fp32 proper on a GPU as well: numbers of one machine can be compared with those of another.
+            with torch.no_grad(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                numbers.append(float(self._lpips(*frames).mean()))
         return numbers
 
 
