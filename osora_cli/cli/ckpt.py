@@ -78,7 +78,7 @@ def list_(
     "export",
     epilog=examples(
         "osora ckpt export outputs/RUN model.safetensors",
-        "osora ckpt export outputs/RUN/epoch0-global_step3000 model.safetensors --weights ema --dtype bf16",
+        "osora ckpt export outputs/RUN model.safetensors --weights ema --dtype bf16",
         "osora ckpt export outputs/RUN hf-model/ --shard-gb 2",
     ),
 )

@@ -54,8 +54,8 @@ def vae(
 @app.command(
     "vae-disc",
     epilog=examples(
-        "osora train vae-disc --from-pretrained outputs/RUN --dataset.data-path clips.csv",
-        "osora train vae-disc my.yaml --from-pretrained outputs/RUN/epoch0-global_step3000",
+        "osora train vae-disc --from-pretrained outputs/RUN --dataset.data-path T.csv",
+        "osora train vae-disc my.yaml --from-pretrained outputs/RUN/epoch0-global_step9",
         "osora train vae-disc --load outputs/RUN/epoch*-global_step*",
         fields_of="train-vae-disc",
     ),
@@ -78,6 +78,35 @@ def vae_disc(
     from osora_cli.config.vae_disc import TrainVaeDiscConfig
 
     _train(ctx, "train vae-disc", TrainVaeDiscConfig, config, resume, show_config, Output(json_mode, quiet, debug))
+
+
+@app.command(
+    "diffusion",
+    epilog=examples(
+        "osora train diffusion stage1 --dataset.data-path clips.csv --async-io",
+        "osora train diffusion stage1_i2v --from-pretrained Open_Sora_v2.safetensors",
+        "osora train diffusion stage1 --load outputs/RUN/epoch*-global_step*",
+        fields_of="train-diffusion",
+    ),
+)
+@guarded
+def diffusion(
+    ctx: typer.Context,
+    config: ConfigArgument = None,
+    resume: ResumeAuto = None,
+    show_config: PrintConfig = False,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Train a diffusion transformer on an autoencoder's latents.
+
+    --ae.from-pretrained takes an autoencoder of one's own as well: a run of `osora train vae`, or a checkpoint in it.
+    CONFIG may be left out: then it is the preset diffusion/train/image.
+    """
+    from osora_cli.config.diffusion import TrainDiffusionConfig
+
+    _train(ctx, "train diffusion", TrainDiffusionConfig, config, resume, show_config, Output(json_mode, quiet, debug))
 
 
 def _train(
