@@ -12,6 +12,8 @@ class OsoraError(Exception):
     """Base of all errors that osora raises on purpose. `exit_code` is what the process ends with."""
 
     exit_code = 1
+    speaks: bool | None = None
+    """Whether this process is the one of several to say it; None: not known, then rank 0 says it."""
 
     def __init__(
         self, message: str, *, where: str | None = None, allowed: str | None = None, hint: str | None = None
@@ -75,4 +77,14 @@ class Interrupted(OsoraError):
 
     def __init__(self, message: str, exit_code: int, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
+        self.exit_code = exit_code
+
+
+class Followed(OsoraError):
+    """Another rank failed and says why; this one only ends with it, with the same exit code."""
+
+    speaks = False
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
         self.exit_code = exit_code

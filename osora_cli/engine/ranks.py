@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,19 @@ class Ranks:
         values = values.clone()
         dist.all_reduce(values)
         return values / self.world_size
+
+    def gather_numbers(self, values: Sequence[int]) -> list[int]:
+        """The whole numbers of all ranks, one rank's after the other's (two collectives of the host)."""
+        if self.world_size == 1:
+            return list(values)
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self.world_size)]
+        dist.all_gather(counts, torch.tensor([len(values)]), group=self.host_group)
+        lengths = [int(count) for count in counts]
+        mine = torch.zeros(max(lengths), dtype=torch.int64)
+        mine[: len(values)] = torch.tensor(values, dtype=torch.int64)
+        parts = [torch.zeros_like(mine) for _ in lengths]
+        dist.all_gather(parts, mine, group=self.host_group)
+        return [n for part, length in zip(parts, lengths, strict=True) for n in part[:length].tolist()]
 
 
 SINGLE_RANK = Ranks()

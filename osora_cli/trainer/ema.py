@@ -30,7 +30,7 @@ class Ema:
         """Follow the masters. `skipped` (0-d, 1.0 or 0.0): an update that changed nothing does not move the average."""
         weight = (1.0 - self.decay) * (1.0 - skipped)
         for average, master in zip(self._shards, self._masters, strict=True):
-            average.tensor.lerp_(master, weight)
+            average.tensor.lerp_(master, weight.to(average.tensor.device))  # masters may be offloaded to the host
 
     def shards(self) -> list[TensorShard]:
         """The average's live tensors."""

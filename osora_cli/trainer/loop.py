@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from osora_cli.trainer.signals import Signals
 from osora_cli.trainer.skips import Skips
 from osora_cli.trainer.state import Progress
 from osora_cli.trainer.task import StepContext
+from osora_cli.trainer.wishes import Wishes
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class Trainer:
     evaluator: Evaluator | None = None
     progress: Progress = field(default_factory=Progress)
     skipped_before: Mapping[str, int] = field(default_factory=dict)
+    on_progress: Callable[[int], object] = lambda update: None
+    """Told the updates done after each micro-batch: a sign that this rank moves."""
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
@@ -77,7 +81,8 @@ class Trainer:
 
     def run(self) -> Outcome:
         started = time.perf_counter()
-        with Signals() as signals:
+        with Signals() as local:
+            signals = Wishes(local, self.engine.ranks)
             if self._done(signals):
                 self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
             elif self.progress.update == 0 and self.settings.eval_at_ends:
@@ -90,11 +95,11 @@ class Trainer:
 
     # -- order ----------------------------------------------------------------------------------------------------
 
-    def _train(self, signals: Signals) -> None:
+    def _train(self, signals: Wishes) -> None:
         meter, micro = Meter(), 0
         while not self._done(signals):
             for batch in self._epoch():
-                meter.add(batch, self.state.task.micro_step(batch, self._context(micro)))
+                meter.add(batch, self._micro_step(batch, micro))
                 self._report_bad_clips(batch)
                 self.progress.step += 1
                 self.progress.global_step += 1
@@ -107,6 +112,16 @@ class Trainer:
         if micro:
             self._event("note", f"{micro} micro-batches were left over at the end, less than one update: not used")
 
+    def _micro_step(self, batch: ClipBatch, micro: int) -> dict[str, torch.Tensor]:
+        """Forward and backward; gradients travel between ranks with an update's last micro-batch only."""
+        with ExitStack() as stack:
+            if micro + 1 < self.settings.accumulation:
+                for network in self.state.task.networks.values():
+                    stack.enter_context(network.no_sync())
+            values = self.state.task.micro_step(batch, self._context(micro))
+        self.on_progress(self.progress.update)
+        return values
+
     def _epoch(self) -> Iterator[ClipBatch]:
         """The rest of the current epoch; after it the next one begins."""
         if self.progress.step < self.feed.steps(self.progress.epoch):
@@ -114,7 +129,7 @@ class Trainer:
         self.progress.epoch += 1
         self.progress.step = 0
 
-    def _done(self, signals: Signals) -> bool:
+    def _done(self, signals: Wishes) -> bool:
         if signals.stop_code is not None:
             return True
         maximum = self.settings.max_steps
@@ -128,7 +143,7 @@ class Trainer:
 
     # -- an update ------------------------------------------------------------------------------------------------
 
-    def _update(self, meter: Meter, signals: Signals) -> None:
+    def _update(self, meter: Meter, signals: Wishes) -> None:
         self.store.before_update()
         update = self.progress.update
         results = self.state.task.update(update)
@@ -142,9 +157,10 @@ class Trainer:
         if self.evaluator is not None and self.progress.update % self.evaluator.every == 0:
             self._evaluate()
         self._poll()
+        signals.exchange()
         every = self.settings.ckpt_every
         if signals.save_wanted or (every > 0 and self.progress.update % every == 0) or self._time_is_up():
-            signals.save_wanted = False
+            signals.saved()
             self._save()
 
     def _report(self, meter: Meter, results: dict[str, UpdateResult], update: int) -> None:
@@ -219,8 +235,9 @@ class Trainer:
                 raise
             self._event("warning", f"a save failed and the run goes on: {error.message}")
 
-    def _end(self, signals: Signals) -> None:
+    def _end(self, signals: Wishes) -> None:
         """The last save must succeed, whatever `on_save_error` says of those before it."""
+        signals.settle()
         update = self._at_update.update
         if self._saved_update != update and update > 0:
             self._guard_save(self.store.finish)

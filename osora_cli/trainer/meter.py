@@ -39,18 +39,27 @@ class Meter:
             self._values[name] = self._values[name] + value if name in self._values else value
 
     def read(self, engine: Engine, results: dict[str, UpdateResult]) -> dict[str, Any]:
-        """Means over the update's micro-batches and ranks, and each network's gradient norm: the one host sync."""
+        """Means over the update's micro-batches and ranks, and each network's gradient norm: the one host sync.
+
+        `samples` are the rows of all ranks, rank after rank; all ranks call it.
+        """
         names = list(self._values)
         norms = {("grad_norm" if name == "model" else f"grad_norm_{name}"): r.grad_norm for name, r in results.items()}
         means = torch.stack([self._values[n] for n in names]) / self._micro_batches
+        if engine.world_size > 1:
+            own = torch.tensor([self.data_wait, float(self.frames)], device=means.device)
+            means = torch.cat([means, own])
+            names = [*names, "data_wait_s", "frames"]
         packed = torch.cat([engine.mean_over_ranks(means), torch.stack(list(norms.values()))])
         numbers = dict(zip([*names, *norms], packed.tolist(), strict=True))
         seconds = time.perf_counter() - self._started
+        wait = numbers.pop("data_wait_s", self.data_wait)
+        frames = round(numbers.pop("frames") * engine.world_size) if "frames" in numbers else self.frames
         return {
             "loss": numbers.pop("loss"),
             **numbers,
-            "samples": self.rows,
+            "samples": engine.ranks.gather_numbers(self.rows),
             "step_s": round(seconds, 6),
-            "data_wait_s": round(self.data_wait, 6),
-            "frames_per_s": round(self.frames / seconds, 3) if seconds > 0 else None,
+            "data_wait_s": round(wait, 6),
+            "frames_per_s": round(frames / seconds, 3) if seconds > 0 else None,
         }

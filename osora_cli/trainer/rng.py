@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from osora_cli.data.draws import draw_seed
+
 
 def seed_everything(seed: int) -> None:
     """Seed the generators of Python, numpy and torch (all devices)."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def seed_rank(seed: int, rank: int, *place: str | int) -> None:
+    """Seed the generators for one rank's own draws (dropout): rank 0 as `seed_everything` does, unless a place in
+    the run is given."""
+    seed_everything(seed if rank == 0 and not place else draw_seed(seed, "rank", rank, *place))
 
 
 def capture() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from osora_cli.checkpoint.contents import CheckpointContents
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.engine.base import Trained
+from osora_cli.engine.ranks import SINGLE_RANK, Ranks
+from osora_cli.errors import CheckpointError
 from osora_cli.tensors import TensorShard
 from osora_cli.trainer import rng
 from osora_cli.trainer.ema import Ema
@@ -30,6 +33,8 @@ class RunState:
     save_masters: bool
     fresh: frozenset[str] = frozenset()
     """Networks that a load leaves as they are, whatever the checkpoint holds."""
+    load_masters: bool = True
+    """Whether a load takes the fp32 weights that a checkpoint holds beside those of the computation's dtype."""
 
     def contents(
         self, progress: Progress, sampler: dict[str, Any], batch_size: int | None, provenance: dict[str, Any]
@@ -38,6 +43,7 @@ class RunState:
         sharded: dict[str, list[TensorShard]] = {}
         groups: dict[str, list[dict[str, Any]]] = {}
         for name, network in self.task.networks.items():
+            network.sync_buffers()
             sharded[name] = network.model_shards()
             sharded[_OPTIMIZER[name]] = network.optimizer_shards()
             groups[_OPTIMIZER[name]] = network.param_groups()
@@ -54,34 +60,46 @@ class RunState:
             provenance=provenance,
         )
 
-    def load(self, reader: CheckpointReader) -> list[str]:
-        """Fill weights, masters, optimizers, EMA and generator states. Returns what is not exact, in words."""
+    def load(self, reader: CheckpointReader, ranks: Ranks = SINGLE_RANK, seed: int = 0) -> list[str]:
+        """Fill weights, masters, optimizers, EMA and generator states. Returns what is not exact, in words.
+
+        Generator states are taken where the checkpoint is of as many ranks; else each rank draws anew from `seed`
+        and the update.
+        """
         notes: list[str] = []
         for name, network in self.task.networks.items():
             if name not in self.fresh:
-                notes += _load_network(reader, name, network)
+                notes += _load_network(reader, name, network, self.load_masters)
         if self.ema is not None:
             if "ema" in reader.groups():
                 reader.read_into("ema", self.ema.shards())
             else:
                 self.ema.reset()
                 notes.append("the checkpoint holds no EMA: it starts again from the loaded weights")
-        states = reader.rng(0)
+        before = ranks.world_size if reader.manifest is None else reader.manifest.world_size
+        states = reader.rng(ranks.rank) if before == ranks.world_size else None
         if states is not None:
             rng.restore(states)
+        elif before != ranks.world_size:
+            rng.seed_rank(seed, ranks.rank, "resume", reader.counters.actual_update_step)
+            notes.append(f"the checkpoint is of {before} ranks, this run of {ranks.world_size}: dropout draws anew")
         return notes
 
 
-def _load_network(reader: CheckpointReader, name: str, network: Trained) -> list[str]:
+def _load_network(reader: CheckpointReader, name: str, network: Trained, load_masters: bool) -> list[str]:
     """Weights and buffers, then the fp32 masters from the best source there is, then the optimizer."""
     masters = network.master_shards()
-    source = _MASTER[name] if _MASTER[name] in reader.groups() else name
+    held = _MASTER[name] in reader.groups()
+    source = _MASTER[name] if held and load_masters else name
     # cast: the checkpoint may be of a run with another compute dtype.
     reader.read_into(name, network.model_shards(), cast=True)
     reader.read_into(source, masters, cast=True)
     network.masters_changed()
     reader.read_into(_OPTIMIZER[name], network.optimizer_shards())
+    with suppress(CheckpointError):  # told only: the next update brings its own
+        network.set_lr(float(reader.param_groups(_OPTIMIZER[name])[0].get("lr", 0.0)))
     dtypes = {dtype for dtype, _ in reader.tensors(source).values() if dtype.is_floating_point}
     if dtypes <= {torch.float32}:
         return []
-    return [f"the checkpoint holds no fp32 weights of `{name}`: the resume is approximate"]
+    why = "`load_master_weights` is false" if held else "the checkpoint holds none"
+    return [f"without fp32 weights of `{name}` ({why}) the resume is approximate"]
