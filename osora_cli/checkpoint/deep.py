@@ -198,14 +198,21 @@ def _previous(reader: CheckpointReader, previous: Path | None, tensors: Tensors,
     rates = _rates(reader)
     findings = []
     for group in stale:
+        if group == "disc_optimizer" and _never_stepped(reader, group, tensors[group]):
+            continue
         still = group != "optimizer" and rates is not None and not any(rates)
         what = f"is bit for bit that of {previous.name}" + (", with a learning rate of 0" if still else "")
         findings.append(Finding(file_of(group), None, what, "note" if still else "damage"))
     return Check(name, findings, f"moved on since {previous.name}")
 
 
+def _never_stepped(reader: CheckpointReader, group: str, table: Mapping[str, object]) -> bool:
+    return all(not bool(reader.read_flat(group, key, 0, 1).any()) for key in table if key.endswith(".step"))
+
+
 def _moving(tensors: Tensors) -> list[str]:
     """Groups that every update changes: in bf16 weights may well stay where they are."""
+    # (A discriminator's optimizer does not before its start; `_previous` looks.)
     moving = [g for g in ("master", "optimizer", "disc_optimizer") if g in tensors]
     if "master" not in tensors and any(dtype == torch.float32 for dtype, _ in tensors.get("model", {}).values()):
         moving.insert(0, "model")

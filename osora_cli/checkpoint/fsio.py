@@ -6,7 +6,8 @@ import ctypes
 import errno
 import os
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _SYNC_FILE_RANGE_WRITE = 2
@@ -35,17 +36,29 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
         offset += done
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of calls on a descriptor do not say which file it is: here they do."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
 def write_durable(path: Path, data: bytes) -> None:
     """Write a new file; it is on the disk when this returns (its name when the folder is synced)."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(fd, data, 0)
-        os.fsync(fd)
-    except BaseException:
-        with suppress(OSError):
-            os.close(fd)
-        raise
-    os.close(fd)
+    with naming(path):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            write_all(fd, data, 0)
+            os.fsync(fd)
+        except BaseException:
+            with suppress(OSError):
+                os.close(fd)
+            raise
+        os.close(fd)
 
 
 def replace_durable(path: Path, data: bytes) -> None:
@@ -64,7 +77,8 @@ def sync_folder(path: Path) -> None:
     """fsync a folder, so that the names in it are on the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        with naming(path):
+            os.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # filesystems without it keep names in order themselves
             raise

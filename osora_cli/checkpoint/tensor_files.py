@@ -93,7 +93,8 @@ class TensorFiles:
                 self._phase("create")
                 self._files.append(TargetFile.create(file.path, self._staging / file.path, file.size))
                 self._phase("headers")
-                fsio.write_all(self._files[-1].fd, file.raw_header, 0)
+                with fsio.naming(self._files[-1].path):
+                    fsio.write_all(self._files[-1].fd, file.raw_header, 0)
                 header = whole_record(file.raw_header).ranges[0]
                 self._ranges[file.path] = [(0, header.length, header.digest)]
 

@@ -19,16 +19,19 @@ from typing import Any
 class KillServer:
     """The side of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: Path | None = None) -> None:
         tests = Path(__file__).parents[1]
         env = os.environ | {"PYTHONPATH": str(tests), "OMP_NUM_THREADS": "1"}
+        if preload is not None:
+            env["LD_PRELOAD"] = str(preload)
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
 
     def order(self, run: Path, update: int, **options: Any) -> dict[str, Any]:
         """Save `update` in a child. `die_at`: number of the phase (from 0) before which it is killed; `die_after`:
-        seconds after which it is killed. Returns the `status` (negative: the signal) and the `phases` begun.
+        seconds after which it is killed; `fault` and `trace`: see `io_shim`; `fsize`: longest file, bytes.
+        Returns the `status` (negative: the signal), the `phases` begun, and the `error` that the save ended with.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -63,9 +66,12 @@ def serve() -> None:
             time.sleep(order["die_after"])
             os.kill(pid, signal.SIGKILL)
         with os.fdopen(journal_read) as journal:
-            phases = journal.read().split()
+            told = journal.read().split("\n")
+        phases = [line for line in told if line and not line.startswith("error: ")]
+        error = next((json.loads(line[7:]) for line in told if line.startswith("error: ")), None)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({"status": os.waitstatus_to_exitcode(status), "phases": phases}), flush=True)
+        answer = {"status": os.waitstatus_to_exitcode(status), "phases": phases, "error": error}
+        print(json.dumps(answer), flush=True)
 
 
 def child(order: dict[str, Any], journal: int, checkpoints: Any) -> None:
@@ -82,6 +88,14 @@ def child(order: dict[str, Any], journal: int, checkpoints: Any) -> None:
         from osora_cli.checkpoint import fsio
 
         fsio.exchange = lambda first, second: False
+    if order.get("fsize"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["fsize"], order["fsize"]))
+    if order.get("fault") or order.get("trace"):
+        from support.io_shim import arm
+
+        arm(order["run"], fault=order.get("fault"), trace=order.get("trace"))
     status = 1
     try:
         checkpoints.save(
@@ -93,6 +107,8 @@ def child(order: dict[str, Any], journal: int, checkpoints: Any) -> None:
             on_phase=on_phase,
         )
         status = 0
+    except Exception as error:
+        os.write(journal, f"error: {json.dumps(str(error))}\n".encode())
     finally:
         os._exit(status)
 

@@ -40,7 +40,8 @@ class TargetFile:
         """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            fsio.preallocate(fd, size)
+            with fsio.naming(path):
+                fsio.preallocate(fd, size)
         except BaseException:
             os.close(fd)
             raise
