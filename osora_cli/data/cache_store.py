@@ -84,7 +84,8 @@ class StoreWriter:
         name = xxhash.xxh3_64_hexdigest("".join(sorted(self._entries)).encode()) + _SUFFIX
         unfinished = self._folder / f"{_WRITING}{self._rank:05d}"
         try:
-            save_file(*self._contents(), unfinished)
+            tensors, described = self._contents()
+            save_file(tensors, unfinished, metadata={_HEADER: json.dumps(described, sort_keys=True)})
             with unfinished.open("rb+") as file:
                 os.fsync(file.fileno())
             unfinished.replace(self._folder / name)
@@ -94,13 +95,14 @@ class StoreWriter:
         self._entries, self._bytes = {}, 0
         return self._folder / name
 
-    def _contents(self) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        tensors, described = {}, []
+    def _contents(self) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
+        tensors: dict[str, torch.Tensor] = {}
+        described: list[dict[str, Any]] = []
         for key, (held, facts) in self._entries.items():
             tensors |= {f"{key}/{name}": tensor for name, tensor in held.items()}
             digests = {name: tensor_digest(tensor) for name, tensor in held.items()}
             described.append({"key": key, "facts": dict(facts), "digests": digests})
-        return tensors, {_HEADER: json.dumps(described, sort_keys=True)}
+        return tensors, described
 
 
 @dataclass
