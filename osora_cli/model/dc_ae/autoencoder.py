@@ -78,7 +78,7 @@ class DcAe(nn.Module):
         """What `encode` gives for a clip of `frames` frames, in parts along time, one for each temporal tile.
 
         Args:
-            read: gives frames start .. end of the clip when they are due; each comes once, or twice where tiles overlap.
+            read: gives frames start .. end of the clip when they are due; those in two tiles come twice.
         """
         return self._in_tiles(self._encode_plain, read, frames, Cut.encoding, least_frames=1)
 

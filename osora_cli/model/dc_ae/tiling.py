@@ -6,7 +6,7 @@ same axis, as that one is after its own blending and before it is cut; rows befo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from osora_cli.config.models.dc_ae import TileAxis
 
 Coder = Callable[[Tensor], Tensor]
+Read = Callable[[int, int], Tensor]  # frames start .. end of the input, [B, C, end - start, H, W]
 TIME, ROWS, COLUMNS = 2, 3, 4
 
 
@@ -85,15 +86,27 @@ def tile_space(coder: Coder, x_BCTHW: Tensor, cut: Cut) -> Tensor:
     return torch.cat(rows, dim=ROWS)
 
 
-def tile_time(coder: Coder, x_BCTHW: Tensor, cut: Cut, least: int) -> Tensor:
-    """`coder` over tiles of frames, none shorter than `least`."""
-    parts: list[Tensor] = []
+def tile_time(coder: Coder, read: Read, frames: int, cut: Cut, least: int) -> Iterator[Tensor]:
+    """`coder` over tiles of `frames` frames, none shorter than `least`.
+
+    Gives the parts of the output in order, each as soon as nothing changes it any more: no more than two tiles are
+    held at a time, so that a clip of any length has room.
+    """
     before: Tensor | None = None
-    spans = cut.spans(x_BCTHW.shape[TIME], least)
+    spans = cut.spans(frames, least)
     for number, (start, end) in enumerate(spans, 1):
-        tile = coder(x_BCTHW[:, :, start:end])
+        tile = coder(read(start, end))
         if before is not None:
             tile = blend(before, tile, cut.blend, TIME)
         before = tile
-        parts.append(tile if number == len(spans) else tile[:, :, : cut.keep])
-    return torch.cat(parts, dim=TIME)
+        yield tile if number == len(spans) else tile[:, :, : cut.keep]
+
+
+def reader(x_BCTHW: Tensor) -> Read:
+    """A clip that is in memory."""
+    return lambda start, end: x_BCTHW[:, :, start:end]
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts that follow each other in time, as one."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=TIME)

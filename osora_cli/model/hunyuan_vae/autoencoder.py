@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from osora_cli.config.models.dc_ae import TileAxis
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig, check_clip, compression, latent_size, tile_axes
-from osora_cli.model.dc_ae.tiling import Coder, Cut, tile_space
+from osora_cli.model.dc_ae.tiling import Coder, Cut, Read, joined, reader, tile_space
 from osora_cli.model.hunyuan_vae.coder import Decoder, Encoder, unrounded
 from osora_cli.model.hunyuan_vae.posterior import DiagonalGaussian
 from osora_cli.model.hunyuan_vae.tiling import tile_time_causal
@@ -70,9 +70,9 @@ class HunyuanVae(nn.Module):
 
     def posterior(self, x_BCTHW: Tensor) -> DiagonalGaussian:
         """Distribution of the latents, before scale and shift; in tiles where the config says so."""
-        x_BCTHW = x_BCTHW.to(self.get_first_layer().dtype)
-        moments = self._by_sample(lambda x: self._in_tiles(self._moments, x, Cut.encoding, encoding=True), x_BCTHW)
-        return DiagonalGaussian.from_moments(moments)
+        return DiagonalGaussian.from_moments(
+            self._by_sample(lambda x: joined(list(self._moment_parts(reader(x), x.shape[2]))), x_BCTHW)
+        )
 
     def encode(
         self, x_BCTHW: Tensor, *, sample_posterior: bool = True, generator: torch.Generator | None = None
@@ -91,10 +91,23 @@ class HunyuanVae(nn.Module):
         z_BCTHW = posterior.sample(generator) if sample_posterior else posterior.mode()
         return (z_BCTHW - self.config.shift_factor) * self.config.scale_factor
 
+    def encode_parts(self, read: Read, frames: int) -> Iterator[Tensor]:
+        """Latents at the posterior's mode of a clip of `frames` frames, in parts along time, one for each tile.
+
+        Args:
+            read: gives frames start .. end of the clip when they are due; those in two tiles come twice.
+        """
+        for moments in self._moment_parts(read, frames):
+            yield self.latents_of(DiagonalGaussian.from_moments(moments), sample_posterior=False)
+
     def decode(self, z_BCTHW: Tensor) -> Tensor:
         """Clips of latents, not clamped; in tiles where the config says so."""
+        return self._by_sample(lambda z: joined(list(self.decode_parts(z))), z_BCTHW)
+
+    def decode_parts(self, z_BCTHW: Tensor) -> Iterator[Tensor]:
+        """What `decode` gives, in parts along time, one for each temporal tile."""
         z_BCTHW = z_BCTHW.to(self.get_first_layer().dtype) / self.config.scale_factor + self.config.shift_factor
-        return self._by_sample(lambda z: self._in_tiles(self._pixels, z, Cut.decoding, encoding=False), z_BCTHW)
+        return self._in_tiles(self._pixels, reader(z_BCTHW), z_BCTHW.shape[2], Cut.decoding, unit=1)
 
     def forward(
         self, x_BCTHW: Tensor, *, sample_posterior: bool = True, generator: torch.Generator | None = None
@@ -121,8 +134,11 @@ class HunyuanVae(nn.Module):
         """Recompute activations in the backward pass: each resnet, re-sampler, middle block and tail norm."""
         self.encoder.grad_checkpoint = self.decoder.grad_checkpoint = enabled
 
+    def _moment_parts(self, read: Read, frames: int) -> Iterator[Tensor]:
+        return self._in_tiles(self._moments, read, frames, Cut.encoding, unit=self.time_compression_ratio)
+
     def _moments(self, x_BCTHW: Tensor) -> Tensor:
-        h_BMTHW = self.encoder(x_BCTHW)
+        h_BMTHW = self.encoder(x_BCTHW.to(self.get_first_layer().dtype))
         with unrounded(h_BMTHW, self.quant_conv.weight):
             return self.quant_conv(h_BMTHW)
 
@@ -136,7 +152,9 @@ class HunyuanVae(nn.Module):
             return coder(x_BCTHW)
         return torch.cat([coder(sample) for sample in torch.split(x_BCTHW, 1)])
 
-    def _in_tiles(self, coder: Coder, x_BCTHW: Tensor, cut_of: Callable[[TileAxis], Cut], encoding: bool) -> Tensor:
+    def _in_tiles(
+        self, coder: Coder, read: Read, frames: int, cut_of: Callable[[TileAxis], Cut], unit: int
+    ) -> Iterator[Tensor]:
         """`coder` at once, or over the tiles of space, within those of time, on axes longer than a tile."""
 
         def over_space(part_BCTHW: Tensor) -> Tensor:
@@ -147,6 +165,7 @@ class HunyuanVae(nn.Module):
 
         if self.time_tiles is not None:
             cut = cut_of(self.time_tiles)
-            if x_BCTHW.shape[2] > cut.length:
-                return tile_time_causal(over_space, x_BCTHW, cut, self.time_compression_ratio if encoding else 1)
-        return over_space(x_BCTHW)
+            if frames > cut.length:
+                yield from tile_time_causal(over_space, read, frames, cut, unit)
+                return
+        yield over_space(read(0, frames))

@@ -10,7 +10,7 @@ from torch import Tensor
 from osora_cli.config.models.dc_ae import DcAeConfig, TileAxis
 from osora_cli.errors import ConfigError
 from osora_cli.model.dc_ae.autoencoder import DcAe
-from osora_cli.model.dc_ae.tiling import Cut, blend, tile_time
+from osora_cli.model.dc_ae.tiling import Cut, blend, joined, reader, tile_time
 
 
 def clip(*shape: int, seed: int = 0) -> Tensor:
@@ -42,7 +42,8 @@ def decode_stub(ratio: int):  # type: ignore[no-untyped-def]
 
 def check_every_frame(latent: int, overlap: int, ratio: int, frames: int) -> None:
     z = torch.arange(frames, dtype=torch.float64).view(1, 1, -1, 1, 1)
-    out = tile_time(decode_stub(ratio), z, Cut.decoding(TileAxis(latent, overlap, ratio)), least=2)
+    cut = Cut.decoding(TileAxis(latent, overlap, ratio))
+    out = joined(list(tile_time(decode_stub(ratio), reader(z), z.shape[2], cut, least=2)))
     assert torch.equal(out.flatten(), z.flatten().repeat_interleave(ratio)), (latent, overlap, ratio, frames)
 
 
