@@ -6,13 +6,15 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import torch
+from torch import nn
 
-from osora_cli.app.recon_model import find_autoencoder, load_autoencoder
+from osora_cli.app.recon_find import Found, find_autoencoder
+from osora_cli.app.recon_net import load_net
 from osora_cli.config.diffusion import TrainDiffusionConfig
-from osora_cli.config.models.dc_ae import DcAeConfig
-from osora_cli.errors import ConfigError
+from osora_cli.data.sampler import BucketSampler
+from osora_cli.errors import CheckpointError, ConfigError
 from osora_cli.model.build import build_model
-from osora_cli.model.latents import Autoencoder, FrozenParts
+from osora_cli.model.latents import Autoencoder, FrozenParts, encode_latents
 from osora_cli.model.text import FrozenTextEmbedder
 
 
@@ -32,15 +34,24 @@ def resolve_autoencoder(config: TrainDiffusionConfig) -> ResolvedConfig:
         CheckpointError: nothing is there, or nothing that verifies.
     """
     ae = config.ae
-    if not isinstance(ae, DcAeConfig) or ae.from_pretrained is None:
+    if ae.from_pretrained is None:
         return ResolvedConfig(config)
-    try:
-        found = find_autoencoder(ae)
-    except ConfigError as error:
-        where = error.where.replace("model", "ae", 1) if error.where else "ae"
-        raise ConfigError(error.message, where=where, allowed=error.allowed, hint=error.hint) from error
+    found = _find(config)
     settled = found.config.model_copy(update={"from_pretrained": ae.from_pretrained})
     return ResolvedConfig(config.model_copy(update={"ae": settled}), list(found.notes))
+
+
+def _find(config: TrainDiffusionConfig) -> Found:
+    """The autoencoder's weights and architecture, with errors that name this config's keys."""
+    try:
+        return find_autoencoder(config.ae)
+    except (ConfigError, CheckpointError) as error:
+        texts = {name: _renamed(getattr(error, name)) for name in ("where", "allowed", "hint")}
+        raise type(error)(error.message, **texts) from error
+
+
+def _renamed(text: str | None) -> str | None:
+    return None if text is None else text.replace("model.", "ae.")
 
 
 def build_frozen_parts(
@@ -72,18 +83,24 @@ def build_frozen_parts(
 def _autoencoder(
     config: TrainDiffusionConfig, device: torch.device, dtype: torch.dtype, notes: list[str]
 ) -> Autoencoder:
+    network = _load_autoencoder(config, device, dtype, notes)
+    network.eval().requires_grad_(False)
+    if config.compile_ae:
+        network.encoder.compile()  # type: ignore[union-attr]
+    return cast("Autoencoder", network)
+
+
+def _load_autoencoder(
+    config: TrainDiffusionConfig, device: torch.device, dtype: torch.dtype, notes: list[str]
+) -> nn.Module:
     section = config.ae
     if section.from_pretrained is None:
         notes.append(f"the autoencoder {section.type} has no weights but random ones: `ae.from_pretrained` is not set")
-    if isinstance(section, DcAeConfig) and section.from_pretrained is not None:
-        loaded = load_autoencoder(find_autoencoder(section), use_ema=config.ae_use_ema, device=device, dtype=dtype)
-        if loaded.step is not None:
-            which = "averaged weights" if loaded.ema else "weights"
-            notes.append(f"autoencoder: {which} of update {loaded.step} of {section.from_pretrained}")
-        return loaded.model
-    network = build_model(section, device=device, dtype=dtype, seed=config.seed)
-    network.eval().requires_grad_(False)
-    return cast("Autoencoder", network)
+        return build_model(section, device=device, dtype=dtype, seed=config.seed)
+    net = load_net(_find(config), use_ema=config.ae_use_ema, device=device, dtype=dtype)
+    if net.step is not None:
+        notes.append(f"autoencoder: {net.described()}")
+    return net.model.to(dtype)
 
 
 def _embedder(config: TrainDiffusionConfig, name: str, device: torch.device, dtype: torch.dtype) -> FrozenTextEmbedder:
@@ -101,3 +118,14 @@ def _embedder(config: TrainDiffusionConfig, name: str, device: torch.device, dty
         what = "gives no pooled vector" if width is None else f"gives `{width}` channels"
         raise ConfigError(f"the embedder {what}, and `model.{key}` is `{wanted}`", where=name)
     return embedder
+
+
+def warm_up(ae: Autoencoder, sampler: BucketSampler, device: torch.device, batch_size: int | None) -> int:
+    """Encode grey clips of every shape that the sampler's first epoch has, each once; how many shapes there were.
+
+    Kernels are compiled and chosen here, and not in the middle of the first epoch.
+    """
+    shapes = {(len(b.rows), b.frames, b.height, b.width) for b in sampler.epoch_batches(0)}
+    for count, frames, height, width in sorted(shapes):
+        encode_latents(ae, torch.zeros(count, 3, frames, height, width, device=device), batch_size=batch_size)
+    return len(shapes)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import cast
 
+from osora_cli.app.train_diffusion import DiffusionTraining
 from osora_cli.app.train_vae import VaeTraining
 from osora_cli.app.train_vae_disc import VaeDiscTraining
 from osora_cli.app.training import Training
+from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.schema import TrainConfig, TrainVaeConfig
 from osora_cli.config.vae_disc import TrainVaeDiscConfig
 
@@ -17,4 +19,6 @@ def check_training(command: str, config: TrainConfig) -> Training:
         return VaeTraining(cast("TrainVaeConfig", config))
     if command == "train vae-disc":
         return VaeDiscTraining(cast("TrainVaeDiscConfig", config))
+    if command == "train diffusion":
+        return DiffusionTraining(cast("TrainDiffusionConfig", config))
     raise ValueError(f"`{command}` is no training")

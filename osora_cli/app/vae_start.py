@@ -17,7 +17,7 @@ from osora_cli.engine.base import named_trainable
 from osora_cli.errors import CheckpointError, ConfigError
 from osora_cli.model.build import build_model
 from osora_cli.model.dc_ae.autoencoder import DcAe
-from osora_cli.model.weights import HUB, check_weights, load_weights
+from osora_cli.model.weights import HUB, LoadReport, check_weights, load_weights
 from osora_cli.tensors import TensorShard
 
 _WHERE = "model.from_pretrained"
@@ -60,7 +60,7 @@ def check_start(config: TrainVaeConfig, notes: list[str], *, goes_on: bool) -> S
                 f"freeze_layers: {_listed(config.freeze_layers)} stays as drawn at random, no weights are given"
             )
         return None
-    start = _find(name, config.pretrained_ema, notes)
+    start = find_start(name, config.pretrained_ema, notes)
     if not start.source.startswith(HUB):
         report = check_weights(network, start.source, ema=start.ema and start.group is None)
         if not report.fits:
@@ -69,11 +69,16 @@ def check_start(config: TrainVaeConfig, notes: list[str], *, goes_on: bool) -> S
                     report.text(), where=_WHERE, hint="`strict_load: false` takes what fits and leaves the rest"
                 )
             notes.append(report.text())
-    notes.append(f"starting from {_told(start)}")
+    notes.append(f"starting from {told_start(start)}")
     return start
 
 
-def _find(name: str, ema: bool, notes: list[str]) -> StartWeights:
+def find_start(name: str, ema: bool, notes: list[str]) -> StartWeights:
+    """The weights that `name` means: a checkpoint's or a run's verified, a file's or the hub's as they are.
+
+    Raises:
+        CheckpointError: nothing is there, or nothing that verifies.
+    """
     path = Path(name).expanduser()
     if name.startswith(HUB) or path.is_file() or _is_weights_folder(path):
         return StartWeights(name if name.startswith(HUB) else str(path), None, ema)
@@ -99,7 +104,8 @@ def _is_weights_folder(path: Path) -> bool:
     return any(p.suffix in (".safetensors", ".bin", ".pt", ".pth", ".ckpt") for p in path.iterdir())
 
 
-def _told(start: StartWeights) -> str:
+def told_start(start: StartWeights) -> str:
+    """A start in words."""
     what = "the average of weights" if start.ema else "the weights"
     if not is_checkpoint(Path(start.source)):
         return f"{what} in {start.source}"
@@ -113,17 +119,27 @@ def build_autoencoder(config: TrainVaeConfig, start: StartWeights | None) -> DcA
     module = build_model(config.model.model_copy(update={"from_pretrained": None}), device="cpu", seed=config.seed)
     assert isinstance(module, DcAe)
     if start is not None:
-        load_weights(module, start.source, config.model.strict_load, ema=start.ema and start.group is None)
-        if start.group is not None:
-            reader = CheckpointReader(start.source)
-            held = reader.tensors(start.group)
-            # Masters and average cover what was trained; what they do not hold is the model's own.
-            shards = [TensorShard.whole(k, v) for k, v in module.state_dict().items() if k in held]
-            reader.read_into(start.group, shards, cast=True)
+        load_start(module, start, config.model.strict_load)
     if config.grad_checkpoint:
         module.enable_grad_checkpoint()
     freeze(module, config.freeze_layers)
     return module
+
+
+def load_start(module: nn.Module, start: StartWeights, strict: bool) -> LoadReport:
+    """Fill a network from `start`.
+
+    Raises:
+        CheckpointError: the weights are damaged, or with `strict` of another model.
+    """
+    report = load_weights(module, start.source, strict, ema=start.ema and start.group is None)
+    if start.group is not None:
+        reader = CheckpointReader(start.source)
+        held = reader.tensors(start.group)
+        # Masters and average cover what was trained; what they do not hold is the model's own.
+        shards = [TensorShard.whole(k, v) for k, v in module.state_dict().items() if k in held]
+        reader.read_into(start.group, shards, cast=True)
+    return report
 
 
 def freeze(module: nn.Module, names: Sequence[str] | str | None) -> None:

@@ -137,7 +137,7 @@ def _arity(param: Any) -> int:
 
 def _schemas_of(command: str) -> tuple[list[type[Section]], str]:
     """The configs whose keys a command's line may hold, and its first preset."""
-    if command not in (*_ANY_TRAINING, "train vae", "train vae-disc", "infer reconstruct"):
+    if command not in (*_ANY_TRAINING, "train vae", "train vae-disc", "train diffusion", "infer reconstruct"):
         return [], ""
     from osora_cli.config.registry import COMMANDS
 

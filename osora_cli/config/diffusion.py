@@ -94,24 +94,6 @@ def latent_size(ae: HunyuanVaeConfig | DcAeConfig, frames: int, height: int, wid
     return (frames - 1) // time + 1, (height - 1) // space + 1, (width - 1) // space + 1
 
 
-def bucket_step(config: TrainDiffusionConfig) -> int:
-    """What heights and widths of buckets are multiples of: a patch in pixels, or `ae_spatial_compression`.
-
-    Raises:
-        ConfigError: `ae_spatial_compression` is no multiple of a patch.
-    """
-    patch = compression(config.ae)[1] * config.model.patch_size
-    step = config.ae_spatial_compression
-    if step is not None and step % patch:
-        raise ConfigError(
-            f"`ae_spatial_compression` is `{step}`, and a patch of the model is {patch} px wide",
-            where="ae_spatial_compression",
-            allowed=f"multiples of {patch}",
-            hint="leave it out",
-        )
-    return step or patch
-
-
 def check_parts(config: TrainDiffusionConfig) -> None:
     """Whether autoencoder, model, texts and conditions fit together.
 
@@ -136,6 +118,11 @@ def check_parts(config: TrainDiffusionConfig) -> None:
     ):
         if text.width not in (None, wanted):
             faults.append(f"`{name}.width` is `{text.width}` and `model.{width}` is `{wanted}`")
+    patch = compression(ae)[1] * model.patch_size
+    if (config.ae_spatial_compression or patch) % patch:
+        faults.append(
+            f"`ae_spatial_compression` is `{config.ae_spatial_compression}`, and a patch of the model is {patch} px"
+        )
     if config.condition_config is not None:
         if not model.cond_embed:
             faults.append("`condition_config` is given, and `model.cond_embed` is false: the model would not see it")

@@ -33,6 +33,8 @@ _FREE_MODEL_KEYS = frozenset(
         "temporal_tile_size",
         "tile_overlap_factor",
         "disc_off_grad_ckpt",
+        "pretrained_rope",
+        "grad_ckpt_settings",
     }
 )
 _PLACE_KEYS = frozenset({"outputs", "exp_name"})

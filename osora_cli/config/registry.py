@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from osora_cli.config.base import Section
+from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.schema import ReconstructConfig, TrainVaeConfig
 from osora_cli.config.vae_disc import TrainVaeDiscConfig
 
@@ -25,6 +26,7 @@ COMMANDS = {
     for command in (
         Command("train vae", TrainVaeConfig, "vae/train/video_dc_ae", trains=True),
         Command("train vae-disc", TrainVaeDiscConfig, "vae/train/video_dc_ae_disc", trains=True),
+        Command("train diffusion", TrainDiffusionConfig, "diffusion/train/image", trains=True),
         Command("infer reconstruct", ReconstructConfig, "vae/inference/video_dc_ae", trains=False),
     )
 }

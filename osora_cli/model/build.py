@@ -76,6 +76,8 @@ def build_model(
     if weights:
         strict = bool(getattr(section, "strict_load", True))
         load_weights(network, weights, strict)
+        if hasattr(network, "settle_pretrained"):
+            network.settle_pretrained()  # type: ignore[operator]
     return network.to(device=device, dtype=dtype)
 
 

@@ -31,6 +31,7 @@ class LoadReport:
         allowed_missing: those among them that the network can do without, not counted as missing.
         unexpected: keys and shapes of the file that the network lacks.
         misshapen: keys with the shape in the file and the one in the network.
+        rearranged: keys of the network that are made of rows of others in the file.
     """
 
     source: str
@@ -39,6 +40,7 @@ class LoadReport:
     allowed_missing: dict[str, Shape] = field(default_factory=dict)
     unexpected: dict[str, Shape] = field(default_factory=dict)
     misshapen: dict[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    rearranged: list[str] = field(default_factory=list)
 
     @property
     def fits(self) -> bool:
@@ -103,7 +105,9 @@ def _matched(
     report = LoadReport(str(source))
     targets = {plain_key(key): value for key, value in network.state_dict().items()}
     stored = {plain_key(tensor.key): tensor for tensor in open_weights(_local(str(source)), stack, ema=ema)}
+    held = set(stored)
     stored = _rearranged(network, stored)
+    report.rearranged = [key for key in stored if key not in held]
     _compare(report, {k: s.shape for k, s in stored.items()}, targets, getattr(network, "optional_keys", ()))
     return targets, stored, report
 

@@ -1,7 +1,8 @@
 """Training of the diffusion transformer: rectified flow over latents (algorithms.md 9).
 
-Latents, times and the loss are fp32; the model computes in its own dtype. Shapes: B batch, C channels, T frames, H rows,
-W columns of latents.
+Latents, times and the loss are fp32; the model computes in its own dtype.
+
+Shapes: B batch, C channels, T frames, H rows, W columns of latents.
 """
 
 from __future__ import annotations

@@ -24,6 +24,9 @@ class FluxConfig(Section):
         None, description="weights to start from: a checkpoint, a run, a file, or hf://org/repo/file"
     )
     strict_load: bool = Field(True, description="missing, unexpected or mis-shaped keys are errors")
+    pretrained_rope: Literal["interleaved", "half"] | None = Field(
+        None, description="rotary layout of those weights: interleaved (FLUX.1) or half (Open-Sora); null: the model's"
+    )
     guidance_embed: bool = Field(False, description="embed the guidance strength beside the timestep (FLUX.1-dev)")
     fused_qkv: bool = Field(True, description="one projection for q, k and v; the released video weights have three")
     use_liger_rope: bool = Field(
@@ -45,6 +48,11 @@ class FluxConfig(Section):
     qkv_bias: bool = Field(True, description="bias in the double blocks' q, k and v projections")
     cond_embed: bool = Field(False, description="add an embedding of the condition (mask and masked latent)")
     patch_size: Size = Field(2, description="edge of the square of latent pixels that makes one token")
+
+    @property
+    def rope_layout(self) -> Literal["interleaved", "half"]:
+        """Which channels of a head rotate together."""
+        return "half" if self.use_liger_rope else "interleaved"
 
     @property
     def head_dim(self) -> int:

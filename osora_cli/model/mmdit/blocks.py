@@ -5,6 +5,7 @@ Shapes: B batch, L tokens (text, image or both), E hidden width, M width of the 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from osora_cli.model.mmdit.attention import (
     rotate_and_attend,
     split_heads,
 )
+from osora_cli.model.mmdit.host_buffer import HostBuffer
 from osora_cli.model.mmdit.rope import RopeTable
 
 NORM_EPS = 1e-6
@@ -60,11 +62,14 @@ class Block(nn.Module):
     """
 
     recompute = False
+    buffer: HostBuffer | None = None
 
     def forward(self, *args: Any) -> Any:
         if self.recompute and torch.is_grad_enabled():
-            # Nothing in a block draws random numbers, so their state need not be kept.
-            return checkpoint(self.compute, *args, use_reentrant=False, preserve_rng_state=False)
+            # What a checkpoint keeps are its inputs, and it saves them under the hooks that are set around it.
+            with self.buffer.holding() if self.buffer is not None else nullcontext():
+                # Nothing in a block draws random numbers, so their state need not be kept.
+                return checkpoint(self.compute, *args, use_reentrant=False, preserve_rng_state=False)
         return self.compute(*args)
 
     def compute(self, *args: Any) -> Any:

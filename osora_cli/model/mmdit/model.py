@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from osora_cli.config.models.flux import FluxConfig
 from osora_cli.model.mmdit.attention import Attention, RMSNorm, full_attention
 from osora_cli.model.mmdit.blocks import Block, DoubleStreamBlock, LastLayer, SingleStreamBlock
-from osora_cli.model.mmdit.convert import Rows, Shape, qkv_rows
+from osora_cli.model.mmdit.convert import Rows, Shape, convert_rope, qkv_rows
 from osora_cli.model.mmdit.embed import MLPEmbedder, timestep_embedding
+from osora_cli.model.mmdit.host_buffer import HostBuffer
 from osora_cli.model.mmdit.rope import RopeTable, rope_table
 
 TIME_DIM = 256  # features of the sinusoids of timestep and guidance
@@ -94,13 +95,25 @@ class MMDiT(nn.Module):
         """
         return qkv_rows(shapes, self.config)
 
-    def enable_grad_checkpoint(self, enabled: bool = True) -> None:
-        """Recompute block activations in the backward pass; which blocks, `grad_ckpt_settings` says (null: all)."""
+    def settle_pretrained(self) -> None:
+        """Bring the weights of `from_pretrained`, just loaded, from `pretrained_rope` to the model's rotary layout."""
+        source, own = self.config.pretrained_rope, self.config.rope_layout
+        if source is not None and source != own:
+            with torch.no_grad():
+                self.load_state_dict(convert_rope(self.state_dict(), self.config, source, own))
+
+    def enable_grad_checkpoint(self, enabled: bool = True, buffer: HostBuffer | None = None) -> None:
+        """Recompute block activations in the backward pass; which blocks, `grad_ckpt_settings` says (null: all).
+
+        Args:
+            buffer: host memory that keeps the blocks' inputs until then; None: they stay where they are.
+        """
         settings = self.config.grad_ckpt_settings or (self.config.depth, self.config.depth_single_blocks)
         for blocks, count in zip((self.double_blocks, self.single_blocks), settings, strict=True):
             for index, block in enumerate(blocks):
                 assert isinstance(block, Block)
                 block.recompute = enabled and index < count
+                block.buffer = buffer
 
     def forward(
         self,

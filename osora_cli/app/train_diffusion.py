@@ -1,0 +1,106 @@
+"""`osora train diffusion`: the diffusion transformer over an autoencoder's latents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from osora_cli.app.diffusion_input import DiffusionInput, check_diffusion_input
+from osora_cli.app.diffusion_start import build_mmdit, check_model_start
+from osora_cli.app.feed import TableFeed
+from osora_cli.app.frozen_parts import build_frozen_parts, warm_up
+from osora_cli.app.schedules import make_schedule, total_updates
+from osora_cli.app.vae_start import StartWeights
+from osora_cli.checkpoint.reader import CheckpointReader
+from osora_cli.config.diffusion import TrainDiffusionConfig, compression, is_causal
+from osora_cli.config.values import effective_lr, effective_warmup_steps
+from osora_cli.data.sampler import Position
+from osora_cli.engine.base import Engine, OptimSettings
+from osora_cli.model.latents import null_text
+from osora_cli.tensors import DTYPES
+from osora_cli.trainer.conditions import LatentRules
+from osora_cli.trainer.diffusion import DiffusionTask, DiffusionTaskSettings
+from osora_cli.trainer.ema import Ema
+from osora_cli.trainer.evaluation import Evaluator
+from osora_cli.trainer.feed import Feed
+from osora_cli.trainer.saving import RunState
+from osora_cli.trainer.schedule import Schedule
+
+
+class DiffusionTraining:
+    """Rectified flow; one network is trained, autoencoder and text embedders are not."""
+
+    def __init__(self, config: TrainDiffusionConfig) -> None:
+        """Check the input. Raises OsoraError of the kind that fits."""
+        self._checked: DiffusionInput = check_diffusion_input(config)
+        self.config = self._checked.config
+        self.table, self.sampler, self.notes = self._checked.table, self._checked.sampler, self._checked.notes
+        self._start: StartWeights | None = None
+
+    def check_start(self, reader: CheckpointReader | None) -> None:
+        """What the model starts from. A checkpoint wins over `from_pretrained`, which it would overwrite at once."""
+        given = self.config.model.from_pretrained
+        if reader is None:
+            self._start = check_model_start(self.config, self.notes)
+        elif given is not None:
+            self.notes.append(f"the weights are the checkpoint's: `model.from_pretrained` `{given}` is not read")
+
+    def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:
+        config = self.config
+        # The frozen networks first: what cannot be had is found before the large one is made.
+        parts = build_frozen_parts(config, engine.device, DTYPES[config.dtype], notes=self.notes)
+        null = null_text(parts)
+        if config.warmup_ae and parts.ae is not None:
+            warm_up(parts.ae, self.sampler, engine.device, config.ae_batch_size)
+        network = engine.prepare(build_mmdit(config, self._start, engine.device, self.notes), optim_settings(config))
+        task = DiffusionTask(network, engine, self._schedule(reader), task_settings(config), parts, null)
+        ema = None if config.ema_decay is None else Ema(network.master_shards(), config.ema_decay)
+        return RunState(task, ema, config.save_master_weights, load_masters=config.load_master_weights)
+
+    def feed(self, engine: Engine, start: Position) -> Feed:
+        return TableFeed(self.table, self.sampler, self.config, start, pin_memory=engine.device.type == "cuda")
+
+    def evaluator(self, engine: Engine, state: RunState, folder: Path) -> Evaluator | None:
+        return None
+
+    def _schedule(self, reader: CheckpointReader | None) -> Schedule:
+        config = self.config
+        return make_schedule(
+            config.lr_scheduler,
+            reader,
+            self.notes,
+            lr=effective_lr(config),
+            warmup_steps=effective_warmup_steps(config),
+            update_warmup_steps=config.update_warmup_steps,
+            total=total_updates(config, self.sampler),
+        )
+
+
+def task_settings(config: TrainDiffusionConfig) -> DiffusionTaskSettings:
+    """What a step hangs on."""
+    weights: dict[str, float] | None = None
+    if config.condition_config is not None:
+        weights = {kind: weight for kind, weight in config.condition_config.items()}  # noqa: C416 - of plain text keys
+    return DiffusionTaskSettings(
+        patch_size=config.model.patch_size,
+        rules=latent_rules(config),
+        sigma_min=config.sigma_min,
+        dropout_t5=config.dropout_ratio.t5,
+        dropout_clip=config.dropout_ratio.clip,
+        condition_weights=weights,
+        no_reference_loss=config.no_i2v_ref_loss,
+        guidance=config.guidance if config.model.guidance_embed else None,
+        grad_clip=config.grad_clip,
+        sequence_ranks=config.plugin_config.sp_size if config.plugin == "hybrid" else 1,
+        ae_batch_size=config.ae_batch_size,
+    )
+
+
+def latent_rules(config: TrainDiffusionConfig) -> LatentRules:
+    """How the autoencoder counts time."""
+    return LatentRules(compression(config.ae)[0], is_causal(config.ae))
+
+
+def optim_settings(config: TrainDiffusionConfig) -> OptimSettings:
+    """The optimizer's settings; top-level values win, as in Open-Sora."""
+    eps = config.optim.eps if config.eps is None else config.eps
+    return OptimSettings(effective_lr(config), config.optim.betas, eps, config.optim.weight_decay)
