@@ -9,9 +9,11 @@ from typing import Any
 
 from osora_cli.app.position import start_position
 from osora_cli.app.recipes import check_training
-from osora_cli.app.runs import RunPlan, open_folder, plan_run, set_aside_later
+from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
 from osora_cli.app.schedules import total_updates
+from osora_cli.app.team import Team, run_folder, share_data, shared_plan, team
 from osora_cli.app.training import Training
+from osora_cli.checkpoint.comm import together
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.leftovers import clean_leftovers
 from osora_cli.checkpoint.reader import CheckpointReader
@@ -22,6 +24,7 @@ from osora_cli.data.loader import prepare_workers
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine
 from osora_cli.engine.native import make_engine
+from osora_cli.engine.settings import MILLION, PluginSettings
 from osora_cli.errors import UsageError
 from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport, LogFile
@@ -31,8 +34,7 @@ from osora_cli.report.tensorboard import TensorBoardScalars
 from osora_cli.report.wandb import WandbReport
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
-from osora_cli.trainer.rng import seed_everything
-from osora_cli.trainer.saving import RunState
+from osora_cli.trainer.rng import seed_everything, seed_rank
 from osora_cli.trainer.skips import skips_in
 from osora_cli.trainer.state import Progress
 
@@ -91,23 +93,27 @@ def train(
     Raises:
         OsoraError: with the exit code of its kind.
     """
-    training = check_training(command, config)
-    if load is None:
-        load = [config.load] if isinstance(config.load, str) else (config.load or [])
-    plan = plan_run(
-        outputs=config.outputs,
-        exp_name=config.exp_name,
-        command=command,
-        config_name=config_name,
-        load=load,
-        resume_auto=resume_auto,
-    )
-    return run(training, plan, quiet=quiet or json_mode)
+    given = [config.load] if isinstance(config.load, str) else (config.load or [])
+
+    def make_plan() -> RunPlan:
+        return plan_run(
+            outputs=config.outputs,
+            exp_name=config.exp_name,
+            command=command,
+            config_name=config_name,
+            load=given if load is None else load,
+            resume_auto=resume_auto,
+        )
+
+    with team(config) as members:
+        training = check_training(command, config)
+        return run(training, shared_plan(members, make_plan), members, quiet=quiet or json_mode)
 
 
-def run(training: Training, plan: RunPlan, *, quiet: bool) -> TrainResult:
+def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> TrainResult:
     """Train in the planned folder. The input has been checked."""
     config = training.config
+    share_data(training.sampler, members.ranks)
     reader = CheckpointReader(plan.start) if plan.start else None
     training.check_start(reader)
     position = start_position(config, training.sampler, reader)
@@ -118,11 +124,13 @@ def run(training: Training, plan: RunPlan, *, quiet: bool) -> TrainResult:
         dtype=config.dtype,
         device=config.device,
         deterministic=config.deterministic,
+        ranks=members.ranks,
+        settings=plugin_settings(config),
     )
-    with open_folder(plan):
+    with run_folder(members, plan):
         if config.num_workers:
             prepare_workers()  # their server starts while the network is built
-        return _train(training, plan, engine, reader, position, quiet=quiet)
+        return _train(training, plan, engine, reader, position, members, quiet=quiet)
 
 
 def _check_something_left(config: TrainConfig, plan: RunPlan, reader: CheckpointReader | None) -> None:
@@ -143,25 +151,27 @@ def _train(
     engine: Engine,
     reader: CheckpointReader | None,
     position: Position,
+    members: Team,
     *,
     quiet: bool,
 ) -> TrainResult:
     config = training.config
-    observer = _observers(config, quiet)
+    observer = _observers(config, quiet) if members.ranks.is_lead else ObserverGroup([ConsoleReport()])
     store: CheckpointStore | None = None
     feed: Feed | None = None
     try:
         seed_everything(config.seed)
         state = training.build(engine, reader)
+        seed_rank(config.seed, engine.rank)
         plan.notes += [*training.notes, *state.task.notes(), *_engine_notes(config, engine)]
         progress = Progress()
         if reader is not None:
             progress = Progress.of(reader.counters)
-            plan.notes += state.load(reader)
+            plan.notes += state.load(reader, engine.ranks, config.seed)
         feed = training.feed(engine, position)
         progress.epoch, progress.step = position.epoch, feed.start_step
-        store = _store(config, plan, state, observer)
-        _begin_records(training, plan, progress, observer)
+        store = _store(config, plan, observer, members)
+        _begin_records(training, plan, progress, observer, members)
         trainer = Trainer(
             settings=_loop_settings(config),
             engine=engine,
@@ -173,6 +183,7 @@ def _train(
             evaluator=training.evaluator(engine, state, plan.folder),
             progress=progress,
             skipped_before=skips_in(reader.small("sampler")) if reader else {},
+            on_progress=members.progress,
         )
         outcome = trainer.run()
     finally:
@@ -188,7 +199,24 @@ def _engine_notes(config: TrainConfig, engine: Engine) -> list[str]:
     notes = [f"engine {engine.name} on {engine.device}, compute in {config.dtype}, parameters and optimizer in fp32"]
     if engine.world_size == 1 and config.plugin != "none":
         notes.append(f"plugin {config.plugin}: one process, so nothing is sharded")
+    if engine.world_size > 1:
+        shared = {"ddp": "nothing", "zero1": "the optimizer", "zero2": "parameters, gradients and optimizer"}
+        what = shared.get(engine.plugin, shared["zero2"])
+        notes.append(f"plugin {config.plugin}: {engine.world_size} ranks, {what} sharded; other ranks log to ranks/")
     return notes
+
+
+def plugin_settings(config: TrainConfig) -> PluginSettings:
+    """`plugin_config` as the engine takes it."""
+    given = config.plugin_config
+    return PluginSettings(
+        bucket_elements=given.reduce_bucket_size_in_m * MILLION,
+        overlap_allgather=given.overlap_allgather,
+        replicate=given.replicate,
+        cpu_offload=given.cpu_offload,
+        sp_size=given.sp_size,
+        zero_stage=given.zero_stage,
+    )
 
 
 def _loop_settings(config: TrainConfig) -> LoopSettings:
@@ -217,7 +245,7 @@ def _observers(config: TrainConfig, quiet: bool) -> ObserverGroup:
     return ObserverGroup(observers)
 
 
-def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: ObserverGroup) -> CheckpointStore:
+def _store(config: TrainConfig, plan: RunPlan, observer: ObserverGroup, members: Team) -> CheckpointStore:
     return CheckpointStore(
         plan.folder,
         async_io=config.async_io,
@@ -227,12 +255,31 @@ def _store(config: TrainConfig, plan: RunPlan, state: RunState, observer: Observ
         buffer_bytes=int(config.async_io_buffer_gib * GIB),
         protected=plan.start if plan.in_place else None,
         on_event=observer.on_save,
+        comm=members.save_comm,
     )
 
 
-def _begin_records(training: Training, plan: RunPlan, progress: Progress, observer: ObserverGroup) -> None:
-    """From here on the run's records change: leftovers, what is newer than the start, config, metrics beyond it."""
-    config = training.config
+def _begin_records(
+    training: Training, plan: RunPlan, progress: Progress, observer: ObserverGroup, members: Team
+) -> None:
+    """From here on the run's records change: leftovers, what is newer than the start, config, metrics beyond it.
+
+    Rank 0 alone changes them, the others wait for it.
+    """
+    if members.ranks.is_lead:
+        _clear_folder(plan)
+        _write_config(training, plan)
+    together(members.comm, lambda: None)
+    total = total_updates(training.config, training.sampler)
+    observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(training.config)))
+    if plan.start is not None:
+        plan.notes.insert(0, f"going on from {plan.start}: epoch {progress.epoch}, update {progress.update}")
+    for note in plan.notes:
+        observer.on_event("note", note, {})
+
+
+def _clear_folder(plan: RunPlan) -> None:
+    """Remove what ended processes left, and set aside what is newer than the start."""
     removed = clean_leftovers(plan.folder)
     if removed:
         plan.notes.append(f"removed what an ended process had left: {', '.join(p.name for p in removed)}")
@@ -240,6 +287,10 @@ def _begin_records(training: Training, plan: RunPlan, progress: Progress, observ
         moved = set_aside_later(plan.folder, plan.start)
         if moved:
             plan.notes.append(f"newer checkpoints were set aside, not deleted: {', '.join(moved)}")
+
+
+def _write_config(training: Training, plan: RunPlan) -> None:
+    config = training.config
     # How this call was started is not the run's config: a later resume must not repeat it.
     # Nor must it hang on the folder that it is started in.
     table = str(Path(str(config.dataset.data_path)).expanduser().resolve())
@@ -248,12 +299,6 @@ def _begin_records(training: Training, plan: RunPlan, progress: Progress, observ
     asked = {key: value for key, value in once.items() if key in type(config).model_fields}
     kept = config.model_copy(update={**asked, "dataset": dataset})
     write_config(kept, plan.folder, title=f"osora {plan.info.command}, run {plan.info.run_id}")
-    total = total_updates(config, training.sampler)
-    observer.on_start(RunStart(plan.folder, progress.update, total, to_plain(config)))
-    if plan.start is not None:
-        plan.notes.insert(0, f"going on from {plan.start}: epoch {progress.epoch}, update {progress.update}")
-    for note in plan.notes:
-        observer.on_event("note", note, {})
 
 
 def _provenance(training: Training, engine: Engine, plan: RunPlan) -> dict[str, Any]:

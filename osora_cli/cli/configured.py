@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -41,3 +43,15 @@ def print_plain_config(config: Section, command: str, path: Path, output: Output
     title = f"osora {command}, resolved from {shown_name(path)}"
     payload = {"command": command, "path": str(path), "config": to_plain(config)}
     output.result(payload, to_yaml(config, title).rstrip("\n"))
+
+
+def is_rank() -> bool:
+    """Whether a launcher has started this process as one of a run's ranks."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch_here(processes: int) -> int:
+    """This very command line in several processes; gives the exit code."""
+    from osora_cli.app.launch import launch
+
+    return launch(sys.argv[1:], processes)

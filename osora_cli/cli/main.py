@@ -54,6 +54,9 @@ def run(argv: Sequence[str]) -> int:
     # torch's threads spin while they wait for each other; once loader workers or other programs want the same cores,
     # that costs several times the speed. Read when torch is imported, which has not happened yet.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if os.environ.get("WORLD_SIZE", "1") not in ("", "1"):
+        # DDP warns once of a choice that is meant (engine/ddp.py); torch's errors are still said.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     _make_streams_forgiving()
     output = Output(*(has_flag(words, flag) for flag in ("--json", "--quiet", "--debug")))
     return attempt(lambda: _dispatch(words), output)

@@ -17,6 +17,10 @@ PrintConfig = Annotated[
         "--print-config", help="Print the resolved config, itself a valid config, and end.", rich_help_panel=_PANEL
     ),
 ]
+Nproc = Annotated[
+    int | None,
+    typer.Option("--nproc", metavar="N", show_default=False, help="Train in N processes of this machine, one a GPU."),
+]
 ConfigArgument = Annotated[
     str | None,
     typer.Argument(metavar="CONFIG", show_default=False, help="A YAML file, or the name of a preset."),

@@ -56,7 +56,9 @@ class Output:
         self.json_mode, self.quiet, self.debug = json_mode, quiet, debug
 
     def result(self, payload: Mapping[str, Any], text: str | Sequence[str]) -> None:
-        """The outcome of the command: `payload` in JSON mode, else `text`."""
+        """The outcome of the command: `payload` in JSON mode, else `text`. Of several ranks, rank 0 says it."""
+        if not _is_lead():
+            return
         if self.json_mode:
             self._json(payload)
             return
@@ -64,14 +66,16 @@ class Output:
 
     def note(self, text: str) -> None:
         """Something worth knowing that is no result."""
-        if not self.quiet:
+        if not self.quiet and _is_lead():
             _to_stderr(text)
 
     def failure(self, error: BaseException) -> int:
-        """Say what went wrong; gives the exit code."""
+        """Say what went wrong; gives the exit code. Of several ranks, one says it."""
         if self.debug and not isinstance(error, KeyboardInterrupt):
             _to_stderr("".join(traceback.format_exception(error)).rstrip())
         known = as_osora_error(error)
+        if not (_is_lead() if known.speaks is None else known.speaks):
+            return known.exit_code
         if self.json_mode:
             self._json({"error": _error_json(known)})
         head, *rest = known.lines()
@@ -83,6 +87,11 @@ class Output:
         ordered = {"schema_version": SCHEMA_VERSION, **payload}
         unicode = (sys.stdout.encoding or "").lower().startswith("utf")
         _to_stdout(json.dumps(_jsonable(ordered), ensure_ascii=not unicode, indent=2))
+
+
+def _is_lead() -> bool:
+    """Whether this process speaks for all that a launcher has started: it is rank 0, or there is no launcher."""
+    return os.environ.get("RANK", "0") in ("", "0")
 
 
 def _error_json(error: OsoraError) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osora_cli.cli.configured import overrides_of, print_plain_config
-from osora_cli.cli.options import Debug, Json, PrintConfig, Quiet, examples
+from osora_cli.cli.configured import is_rank, launch_here, overrides_of, print_plain_config
+from osora_cli.cli.options import Debug, Json, Nproc, PrintConfig, Quiet, examples
 from osora_cli.cli.output import Output, guarded
 from osora_cli.cli.results import train_lines
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 def resume(
     ctx: typer.Context,
     target: Annotated[str, typer.Argument(metavar="RUN_OR_CKPT", help="A run's folder, or one of its checkpoints.")],
+    nproc: Nproc = None,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
-) -> None:
+) -> int:
     """Go on with a run: its own config, its newest checkpoint that verifies, the rest of it.
 
     Settings that leave the model and the optimizer as they are may be changed on the way.
@@ -35,11 +36,14 @@ def resume(
     if show_config:
         frozen = _frozen(Path(target), overrides)
         print_plain_config(frozen.config, frozen.command.name, frozen.path, output)
-        return
+        return 0
+    if nproc is not None and not is_rank():
+        return launch_here(nproc)
     from osora_cli.app.resume import resume as resume_run
 
     payload = resume_run(Path(target), overrides, quiet=quiet, json_mode=json_mode).to_json()
     output.result(payload, train_lines(payload))
+    return 0
 
 
 def _frozen(target: Path, overrides: list[Override]) -> Frozen:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osora_cli.cli.configured import load_for, print_plain_config
-from osora_cli.cli.options import ConfigArgument, Debug, Json, PrintConfig, Quiet, examples, new_app
+from osora_cli.cli.configured import is_rank, launch_here, load_for, print_plain_config
+from osora_cli.cli.options import ConfigArgument, Debug, Json, Nproc, PrintConfig, Quiet, examples, new_app
 from osora_cli.cli.output import Output, guarded
 from osora_cli.cli.results import train_lines
 from osora_cli.errors import UsageError
@@ -37,18 +37,19 @@ def vae(
     ctx: typer.Context,
     config: ConfigArgument = None,
     resume: ResumeAuto = None,
+    nproc: Nproc = None,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
-) -> None:
+) -> int:
     """Train a video autoencoder.
 
     CONFIG may be left out: then it is the preset vae/train/video_dc_ae.
     """
     from osora_cli.config.schema import TrainVaeConfig
 
-    _train(ctx, "train vae", TrainVaeConfig, config, resume, show_config, Output(json_mode, quiet, debug))
+    return _train(ctx, "train vae", TrainVaeConfig, config, resume, nproc, show_config, Output(json_mode, quiet, debug))
 
 
 @app.command(
@@ -65,11 +66,12 @@ def vae_disc(
     ctx: typer.Context,
     config: ConfigArgument = None,
     resume: ResumeAuto = None,
+    nproc: Nproc = None,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
-) -> None:
+) -> int:
     """Train a video autoencoder further, against a discriminator: the second stage.
 
     --from-pretrained takes the weights of the first stage: a run, a checkpoint in it, or a file. --load goes on with a
@@ -77,7 +79,9 @@ def vae_disc(
     """
     from osora_cli.config.vae_disc import TrainVaeDiscConfig
 
-    _train(ctx, "train vae-disc", TrainVaeDiscConfig, config, resume, show_config, Output(json_mode, quiet, debug))
+    return _train(
+        ctx, "train vae-disc", TrainVaeDiscConfig, config, resume, nproc, show_config, Output(json_mode, quiet, debug)
+    )
 
 
 @app.command(
@@ -94,11 +98,12 @@ def diffusion(
     ctx: typer.Context,
     config: ConfigArgument = None,
     resume: ResumeAuto = None,
+    nproc: Nproc = None,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
-) -> None:
+) -> int:
     """Train a diffusion transformer on an autoencoder's latents.
 
     --ae.from-pretrained takes an autoencoder of one's own as well: a run of `osora train vae`, or a checkpoint in it.
@@ -106,7 +111,16 @@ def diffusion(
     """
     from osora_cli.config.diffusion import TrainDiffusionConfig
 
-    _train(ctx, "train diffusion", TrainDiffusionConfig, config, resume, show_config, Output(json_mode, quiet, debug))
+    return _train(
+        ctx,
+        "train diffusion",
+        TrainDiffusionConfig,
+        config,
+        resume,
+        nproc,
+        show_config,
+        Output(json_mode, quiet, debug),
+    )
 
 
 def _train(
@@ -115,10 +129,11 @@ def _train(
     schema: type[TrainConfig],
     config: str | None,
     resume: str | None,
+    nproc: int | None,
     show_config: bool,
     output: Output,
-) -> None:
-    """Load the config, train, and say how it ended."""
+) -> int:
+    """Load the config, train, and say how it ended. Gives the exit code."""
     if resume not in (None, "auto"):
         raise UsageError(
             f"`--resume` is `{resume}`",
@@ -129,7 +144,9 @@ def _train(
     loaded = load_for(ctx, command, schema, config, output)
     if show_config:
         print_plain_config(loaded.config, command, loaded.path, output)
-        return
+        return 0
+    if nproc is not None and not is_rank():
+        return launch_here(nproc)
     from osora_cli.app.train import train
 
     result = train(
@@ -142,3 +159,4 @@ def _train(
     )
     payload = result.to_json()
     output.result(payload, train_lines(payload))
+    return 0

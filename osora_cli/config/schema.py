@@ -8,6 +8,7 @@ from pydantic import Field
 
 from osora_cli.config.base import Float, Int, Section
 from osora_cli.config.evaluation import EvalConfig
+from osora_cli.config.models.autoencoder import AutoencoderSection
 from osora_cli.config.models.dc_ae import DcAeConfig
 from osora_cli.config.sections import (
     BucketConfig,
@@ -58,6 +59,9 @@ class TrainConfig(LoaderConfig):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     deterministic: bool = Field(False, description="deterministic kernels on CUDA, so that a resume is bit-exact there")
+    collective_timeout_s: Float = Field(
+        600.0, gt=0, description="longest that ranks wait for each other in an update, seconds; then the run ends"
+    )
     max_nonfinite_steps: Int = Field(10, ge=1, description="non-finite updates in a row after which the run ends")
 
     seed: Int = Field(1024, ge=0, description="seed of every random draw")
@@ -122,14 +126,18 @@ class TrainVaeConfig(TrainConfig):
 class ReconstructConfig(LoaderConfig):
     """`osora infer reconstruct`."""
 
-    model: DcAeConfig = Field(default_factory=DcAeConfig, description="the autoencoder")
+    model: AutoencoderSection = Field(default_factory=DcAeConfig, description="the autoencoder, dc_ae or hunyuan_vae")
     bucket_config: BucketConfig = Field(
         default_factory=dict, description="window and size of each clip; empty: whole clips as they are"
     )
     dtype: Dtype = Field("bf16", description="dtype of the computation")
     batch_size: Int = Field(1, ge=1, description="clips per batch")
     seed: Int = Field(42, ge=0, description="seed of the windows")
-    save_dir: str = Field("samples", description="folder for orig/, recn/, the picture and metrics.json")
+    save_dir: str = Field(
+        "samples", description="folder for orig/, recn/, side_by_side/, the picture and metrics.json"
+    )
+    lossless: bool = Field(False, description="keep every RGB value in the videos (H.264 in RGB, large files)")
+    side_by_side: bool = Field(True, description="write a video of each clip with its reconstruction on the right")
     plugin: str | None = Field(None, description="the seed's key; not used")
     use_ema: bool = Field(True, description="take the averaged weights where the checkpoint has them")
     num_samples: Int | None = Field(None, ge=1, description="clips of the table to reconstruct; null: all")

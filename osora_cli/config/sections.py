@@ -84,6 +84,10 @@ class PluginConfig(Section):
 
     reduce_bucket_size_in_m: Int = Field(128, ge=1, description="size of a gradient bucket, million elements")
     overlap_allgather: bool = Field(False, description="gather parameters while the next step starts")
+    replicate: Int = Field(
+        1, ge=1, description="of zero2 and zero3: groups of neighbouring ranks that hold the whole state each"
+    )
+    cpu_offload: bool = Field(False, description="of zero2 and zero3: parameters and optimizer in the host's memory")
     zero_stage: Int = Field(2, ge=0, le=3, description="of hybrid: what is sharded over ranks, as zero1 to zero3")
     sp_size: Int = Field(1, ge=1, description="of hybrid: ranks that share the tokens of a sample")
     enable_sequence_parallelism: bool = Field(False, description="of hybrid: the seed's key; sp_size above 1 says it")

@@ -12,7 +12,7 @@ from torch import nn
 
 from osora_cli.engine.base import OptimSettings, Trained
 from osora_cli.engine.ranks import SINGLE_RANK, Ranks
-from osora_cli.engine.settings import PluginSettings, check_plugin
+from osora_cli.engine.settings import PluginSettings, check_plugin, sharing
 from osora_cli.engine.single import NativeTrained
 from osora_cli.errors import ConfigError, SetupError
 from osora_cli.tensors import DTYPES
@@ -63,7 +63,8 @@ class NativeEngine:
     def prepare(self, module: nn.Module, optim: OptimSettings) -> Trained:
         if self.world_size == 1:
             return NativeTrained(module, optim, self.device, self._compute_dtype)
-        if self.plugin in ("zero2", "zero3"):
+        shared = sharing(self.plugin, self._settings)
+        if shared in ("zero2", "zero3"):
             from osora_cli.engine.fsdp import FsdpTrained
 
             return FsdpTrained(
@@ -71,13 +72,13 @@ class NativeEngine:
                 optim,
                 self.device,
                 self._compute_dtype,
-                reshard_after_forward=self.plugin == "zero3",
+                reshard_after_forward=shared == "zero3",
                 replicate=self._settings.replicate,
                 cpu_offload=self._settings.cpu_offload,
             )
         from osora_cli.engine.ddp import DdpTrained, ZeroOneTrained
 
-        kind = ZeroOneTrained if self.plugin == "zero1" else DdpTrained
+        kind = ZeroOneTrained if shared == "zero1" else DdpTrained
         return kind(module, optim, self.device, self._compute_dtype, self._settings.bucket_mib)
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ class Ranks:
         rank, world_size: this process, and how many there are.
         local_rank: its number on this machine.
         host_group: a gloo group of all ranks for small things of the host's, None with one process.
+        sequence: neighbouring ranks that share one sample's tokens.
         store: where ranks leave words for each other without a collective.
     """
 
@@ -27,10 +28,20 @@ class Ranks:
     local_rank: int = 0
     host_group: Any = None
     store: Store | None = None
+    sequence: int = 1
 
     @property
     def is_lead(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_replicas(self) -> int:
+        """Ranks, or groups of them, that train on different samples."""
+        return self.world_size // self.sequence
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.sequence
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
         """Mean over the ranks (one collective)."""

@@ -18,7 +18,8 @@ class PluginSettings:
         overlap_allgather: gather parameters while the next step starts (ColossalAI only).
         replicate: groups of ranks that hold the whole state each, for zero2 and zero3; 1: all ranks share one.
         cpu_offload: keep parameters and optimizer in the host's memory (zero2 and zero3).
-        sp_size: ranks that share one sample's tokens.
+        sp_size: of hybrid: ranks that share one sample's tokens.
+        zero_stage: of hybrid: what is sharded, 0 for nothing.
     """
 
     bucket_elements: int = 128 * MILLION
@@ -26,11 +27,17 @@ class PluginSettings:
     replicate: int = 1
     cpu_offload: bool = False
     sp_size: int = 1
+    zero_stage: int = 2
 
     @property
     def bucket_mib(self) -> int:
         """Size of a bucket of fp32 gradients, MiB."""
         return max(1, self.bucket_elements * 4 // (1 << 20))
+
+
+def sharing(plugin: str, settings: PluginSettings) -> str:
+    """How the state is shared out: `plugin`, or what a hybrid's stage names."""
+    return ("ddp", "zero1", "zero2", "zero3")[settings.zero_stage] if plugin == "hybrid" else plugin
 
 
 def check_plugin(plugin: str, settings: PluginSettings, world_size: int) -> list[str]:
@@ -47,7 +54,7 @@ def check_plugin(plugin: str, settings: PluginSettings, world_size: int) -> list
             where="plugin",
             allowed="ddp, zero1, zero2, zero3",
         )
-    sharded = plugin in ("zero2", "zero3", "hybrid")
+    sharded = sharing(plugin, settings) in ("zero2", "zero3")
     for name, used in (("replicate", settings.replicate > 1), ("cpu_offload", settings.cpu_offload)):
         if used and not sharded:
             raise ConfigError(

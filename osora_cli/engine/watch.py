@@ -48,7 +48,7 @@ class Watch:
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._update = 0
-        self._moved = time.monotonic()
+        self._moved: float | None = None
         self._stopped = threading.Event()
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._thread = threading.Thread(target=self._look, name="osora-watch", daemon=True)
@@ -61,9 +61,11 @@ class Watch:
         self._stopped.set()
         self._thread.join(2 * _LOOK_S)
 
-    def progress(self, update: int) -> None:
-        """This rank moves; `update` updates are done."""
-        self._update, self._moved = update, time.monotonic()
+    def progress(self, update: int | None) -> None:
+        """This rank moves; `update` updates are done. None: what comes may take any time (a save, an evaluation)."""
+        self._moved = None
+        if update is not None:
+            self._update, self._moved = update, time.monotonic()
 
     @property
     def update(self) -> int:
@@ -124,7 +126,8 @@ class Watch:
             if missing:
                 self._end_alone(f"{_named(missing)} gave no sign of life for {DEAD_AFTER_S:.0f} s")
                 return
-            if time.monotonic() - self._moved > self._timeout_s:
+            moved = self._moved
+            if moved is not None and time.monotonic() - moved > self._timeout_s:
                 self._end_alone(f"no progress for {self._timeout_s:.0f} s: it waits for another rank, or hangs")
                 return
 

@@ -66,8 +66,8 @@ class Trainer:
     evaluator: Evaluator | None = None
     progress: Progress = field(default_factory=Progress)
     skipped_before: Mapping[str, int] = field(default_factory=dict)
-    on_progress: Callable[[int], object] = lambda update: None
-    """Told the updates done after each micro-batch: a sign that this rank moves."""
+    on_progress: Callable[[int | None], object] = lambda update: None
+    """Told the updates done after each micro-batch: a sign that this rank moves. None: before what may take long."""
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
@@ -136,10 +136,9 @@ class Trainer:
         return self.progress.epoch >= self.settings.epochs or (maximum is not None and self.progress.update >= maximum)
 
     def _context(self, micro: int) -> StepContext:
-        s = self.settings
-        return StepContext(
-            s.seed, self.progress.update, micro, s.accumulation, self.engine.rank, self.engine.world_size
-        )
+        s, ranks = self.settings, self.engine.ranks
+        # Ranks that share a sample's tokens draw alike.
+        return StepContext(s.seed, self.progress.update, micro, s.accumulation, ranks.data_rank, ranks.data_replicas)
 
     # -- an update ------------------------------------------------------------------------------------------------
 
@@ -181,6 +180,7 @@ class Trainer:
         update = self.progress.update
         if self.evaluator is None or self._evaluated == update:
             return
+        self.on_progress(None)
         self.store.before_update()  # an evaluator may move weights about, and a save may still be copying them
         found = self.evaluator.evaluate(update)
         self._evaluated = update
@@ -198,6 +198,7 @@ class Trainer:
     # -- saving ---------------------------------------------------------------------------------------------------
 
     def _save(self) -> None:
+        self.on_progress(None)
         self._guard_save(self._submit)
 
     def _time_is_up(self) -> bool:
@@ -237,6 +238,7 @@ class Trainer:
 
     def _end(self, signals: Wishes) -> None:
         """The last save must succeed, whatever `on_save_error` says of those before it."""
+        self.on_progress(None)
         signals.settle()
         update = self._at_update.update
         if self._saved_update != update and update > 0:

@@ -54,11 +54,11 @@ class Meter:
         numbers = dict(zip([*names, *norms], packed.tolist(), strict=True))
         seconds = time.perf_counter() - self._started
         wait = numbers.pop("data_wait_s", self.data_wait)
-        frames = round(numbers.pop("frames") * engine.world_size) if "frames" in numbers else self.frames
+        frames = round(numbers.pop("frames") * engine.ranks.data_replicas) if "frames" in numbers else self.frames
         return {
             "loss": numbers.pop("loss"),
             **numbers,
-            "samples": engine.ranks.gather_numbers(self.rows),
+            "samples": engine.ranks.gather_numbers(self.rows if engine.rank % engine.ranks.sequence == 0 else []),
             "step_s": round(seconds, 6),
             "data_wait_s": round(wait, 6),
             "frames_per_s": round(frames / seconds, 3) if seconds > 0 else None,
