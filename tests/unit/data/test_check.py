@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.counting import count_calls
 from support.tables import make_table, raw_row
 
 from osora_cli.data.buckets import LeftOut
@@ -115,21 +115,65 @@ def test_more_ranks_than_batches_is_an_error_too(tmp_path: Path) -> None:
     assert "fewer ranks" in (caught.value.hint or "")
 
 
-def test_a_million_rows_take_seconds() -> None:
+def test_python_does_no_work_for_each_row() -> None:
+    """Sixteen times the rows cost a few calls more, for the chunks they are handled in (speed: tests/benchmarks)."""
     rng = np.random.default_rng(2)
-    count = 1_000_000
-    for probability in (1.0, 0.7):
+
+    def calls(rows: int) -> int:
         sampler = BucketSampler(
-            rng.integers(1, 300, count),
-            *rng.integers(100, 1500, (2, count)),
-            rng.choice([24.0, 30.0, 60.0, math.nan], count),
-            bucket_config={"256px": {1: (probability, 8), 33: (probability, 2)}, "768px": {65: (probability, 1)}},
+            rng.integers(1, 300, rows),
+            *rng.integers(100, 1500, (2, rows)),
+            rng.choice([24.0, 30.0, 60.0, math.nan], rows),
+            bucket_config={"256px": {1: (0.7, 8), 33: (0.7, 2)}, "768px": {65: (0.7, 1)}},
             spatial_compression=16,
             fps_max=24,
             num_replicas=8,
         )
-        began = time.process_time()
+
+        def work() -> None:
+            report = sampler_report(sampler)
+            assert sum(c.clips for c in report.buckets) + sum(report.left_out.values()) == rows
+            assert report.lines()
+
+        return count_calls(work)
+
+    few = calls(16_384)
+    assert calls(16 * 16_384) < few + 4 * 1500
+
+
+def test_the_table_that_opens_a_log(tmp_path: Path) -> None:
+    table = _table(tmp_path, (7, 100, 256, 256, 24.0), (5, 40, 720, 1280, 30.0), (2, 100, 100, 100, 24.0))
+    config = {"256px": {65: (1.0, 2), 17: (1.0, 2)}}
+    lines = _report(table, config, num_replicas=2).lines()
+    assert lines == [
+        "bucket  frames  size     ratio  clips  batch  batches  unused  Mpixel/batch  share",
+        "256px       65  256x256  1:1        7      2        3       1          8.52  85.4%",
+        "256px       17  336x192  16:9       5      2        2       1          2.19  14.6%",
+        "epoch 0: 12 of 14 clips in buckets, 5 batches, 2 for each of 2 ranks",
+        lines[4],
+        "left out: 2: fewer pixels than 0.8 of every resolution",
+    ]
+    assert lines[4].startswith("ranks are busy ")
+    alone = _report(table, config).lines()
+    assert alone[3] == "epoch 0: 12 of 14 clips in buckets, 5 batches"
+    assert len(alone) == 5
+    empty = _report(table, {"1999px": {5: (1.0, 1)}}).lines()
+    assert empty[0] == "no bucket has clips"
+
+
+def test_a_balanced_order_keeps_ranks_busy(tmp_path: Path) -> None:
+    table = _table(tmp_path, (60, 100, 256, 256, 24.0), (60, 20, 256, 256, 24.0), (60, 1, 256, 256, math.nan))
+    columns = (table.num_frames, table.height, table.width, table.fps)
+    config = {"256px": {1: (1.0, 1), 17: (1.0, 1), 65: (1.0, 1)}}
+    busy = {}
+    for window in (0, 64):
+        options = {"bucket_config": config, "spatial_compression": 16, "fps_max": 24, "num_replicas": 4}
+        sampler = BucketSampler(*columns, balance_window=window, **options)  # type: ignore[arg-type]
         report = sampler_report(sampler)
-        assert report.steps > 0
-        assert sum(c.clips for c in report.buckets) + sum(report.left_out.values()) == count
-        assert time.process_time() - began < 30
+        ids = sampler.order(0).bucket_ids[: report.steps * 4].reshape(-1, 4)
+        costs = [[sampler.table.buckets[i].pixels for i in step] for step in ids]
+        expected = sum(map(sum, costs)) / sum(4 * max(step) for step in costs)
+        assert report.rank_balance == pytest.approx(expected)
+        busy[window] = report.rank_balance
+    assert busy[0] < 0.7
+    assert busy[64] > 0.93
