@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
+import time
 from contextlib import suppress
 from pathlib import Path
 
 from osora_cli.checkpoint import fsio, owner
-from osora_cli.checkpoint.layout import EVAL, OWNER, STAGING_PREFIX, TRASH_PREFIX, parse_folder_name
+from osora_cli.checkpoint.layout import EVAL, LATEST, OWNER, STAGING_PREFIX, TRASH_PREFIX, parse_folder_name
 from osora_cli.checkpoint.verify import is_good
 
 
@@ -80,6 +81,10 @@ def clean_leftovers(run_dir: Path) -> list[Path]:
     removed: list[Path] = []
     if not run_dir.is_dir():
         return removed
+    for half_written in run_dir.glob(f".{LATEST}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - half_written.stat().st_mtime > owner.DEAD_AFTER_S:
+                half_written.unlink()
     for folder in sorted(run_dir.iterdir()):
         if not folder.name.startswith((STAGING_PREFIX, TRASH_PREFIX)) or folder.is_symlink() or not folder.is_dir():
             continue
@@ -98,7 +103,8 @@ def _clean(folder: Path) -> None:
         return
     home = _home(folder)
     who = owner.read_owner(folder)
-    if home is not None and not home.exists() and who is not None and who.purpose == "replaced" and is_good(folder):
+    # Without an owner (a power cut may take its name) nobody can say why a whole checkpoint is here: back it goes.
+    if home is not None and not home.exists() and (who is None or who.purpose == "replaced") and is_good(folder):
         (folder / OWNER).unlink(missing_ok=True)
         folder.rename(home)
         fsio.sync_folder(home.parent)

@@ -12,13 +12,13 @@ from support.tiny_diffusion import CONFIG
 from osora_cli.config.diffusion import TrainDiffusionConfig
 
 
-def make_table(folder: Path, clips: int = 4, frames: int = 8, name: str = "clips") -> Path:
+def make_table(folder: Path, clips: int = 4, frames: int = 8, name: str = "clip") -> Path:
     """A table with clips of `frames` frames each; with as many as the bucket wants, each has one window."""
     rows = ["path,text,num_frames,height,width,aspect_ratio,resolution,fps"]
     for i in range(clips):
         make_clip(folder / f"{name}{i}.mp4", frames=frames, first=1 + 97 * i)
         rows.append(f"{name}{i}.mp4,a clip numbered {i},{frames},64,96,{64 / 96},6144,24.0")
-    table = folder / f"{name}.csv"
+    table = folder / f"{name}s.csv"
     table.write_text("\n".join(rows) + "\n")
     return table
 

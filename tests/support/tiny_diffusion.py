@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
+from PIL import Image
 
 DC_AE: dict[str, Any] = {
     "type": "dc_ae",
@@ -57,7 +59,7 @@ CONFIG: dict[str, Any] = {
 # What makes the run one on the causal autoencoder, with conditions of every image kind.
 CAUSAL: dict[str, Any] = {
     "ae": HUNYUAN,
-    "bucket_config": {"32px_ar1:1": {9: [1.0, 2]}},
+    "bucket_config": {"64px_ar3:2": {9: [1.0, 2]}},
     "model": {**MODEL, "cond_embed": True},
     "condition_config": {"t2v": 1, "i2v_head": 2, "i2v_loop": 1, "i2v_tail": 1},
 }
@@ -68,3 +70,13 @@ def write_config(folder: Path, **changes: Any) -> Path:
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(json.loads(json.dumps({**CONFIG, **changes})), sort_keys=False))
     return path
+
+
+def add_stills(folder: Path, count: int = 4) -> None:
+    """Rows of stills at the end of `clips.csv` in `folder`, with their pictures beside it."""
+    with (folder / "clips.csv").open("a") as table:
+        for i in range(count):
+            pixels = np.full((64, 96, 3), (60 * i, 40, 255 - 60 * i), dtype=np.uint8)
+            pixels[8 * i : 8 * i + 8] = 255
+            Image.fromarray(pixels).save(folder / f"still{i}.png")
+            table.write(f"still{i}.png,still {i},1,64,96,{64 / 96},6144,\n")
