@@ -198,6 +198,13 @@ class Selection:
             except DataError as error:
                 self.left_out.append(LeftOut(row, self.source.paths[row], reason_of(error)))
 
+    def cost(self, row: int) -> float:
+        """How much work a row is, in pixels over all frames, as far as the table knows."""
+        bucket = self._buckets.get(row)
+        if bucket is not None:
+            return bucket.frames * bucket.height * bucket.width
+        return float(self.source.num_frames[row]) * float(self.source.height[row]) * float(self.source.width[row])
+
     def _plan(self, row: int) -> ClipPlan:
         file, path = self.source.file(row), self.source.paths[row]
         still = is_still(file)

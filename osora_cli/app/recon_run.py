@@ -1,29 +1,33 @@
-"""The work of a reconstruction: clips are read, cut into pieces, coded in batches, and their parts put together."""
+"""The work of a reconstruction: clips are read, coded in pieces or streamed in tiles, and their parts put together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from osora_cli.app.picture import ShownClip
 from osora_cli.app.recon_input import ClipPlan, LeftOut, reason_of
-from osora_cli.app.recon_output import ClipScore, ClipSink
+from osora_cli.app.recon_net import Net
+from osora_cli.app.recon_output import ClipSink, Files
+from osora_cli.app.recon_scores import ClipScore
 from osora_cli.data.media import MediaError
 from osora_cli.data.transforms import normalize
-from osora_cli.errors import DataError, RunError, SetupError, UsageError
-from osora_cli.model.dc_ae.autoencoder import DcAe
-from osora_cli.model.dc_ae.padding import reconstruct_any_size
+from osora_cli.errors import DataError, SetupError, UsageError
+from osora_cli.model.dc_ae.padding import pad_clip
+from osora_cli.model.dc_ae.tiling import joined
 from osora_cli.model.perceptual import LPIPS
 
-SHOWN_CLIPS = 4
+SHOWN_CLIPS = 4  # in the picture
 _READ_BYTES = 256 * 2**20  # of decoded frames held at a time
-_PAIR_PIXELS = 2**23  # of a batch, over all frames, up to which pieces are coded in pairs on a CPU
 
-# Called with the clips done, the clips in all, and the clip that was just finished.
-ProgressCall = Callable[[int, int, str], None]
+# Called with the clips done, the clips in all, the clip in work or just finished, and the share of it that is done.
+ProgressCall = Callable[[int, int, str, float], None]
+# Original uint8 `[T, 3, H, W]`, reconstruction `[T, 3, H, W]`, shape of the latent, frames that have no other latent.
+Part = tuple[torch.Tensor, torch.Tensor, tuple[int, ...], int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,31 +41,31 @@ class Piece:
 
 @dataclass
 class Runner:
-    """Codes clips, pieces of one shape in batches.
+    """Codes clips: long ones tile by tile where the net has temporal tiles, others in pieces, those of one shape in
+    batches.
 
     Attributes:
-        model: the autoencoder, in its dtype on `device`.
-        folder: the output folder, with orig/ and recn/ in it.
-        chunk: frames of a piece; None: clips go to the net whole.
+        net: the autoencoder.
+        files: which files are written.
+        chunk: frames of a piece.
         batch_size: pieces in a batch.
         total: clips that will come, for `progress`.
         left_out: clips that fail are added here.
-        lpips: LPIPS in fp32 on `device`; None: clips get no LPIPS.
+        lpips: LPIPS in fp32 on the net's device; None: clips get no LPIPS.
         scores: of the clips that are finished.
-        shown: frames of the first clips.
+        shown: frames of the first clips, by row.
     """
 
-    model: DcAe
-    folder: Path
-    device: torch.device
-    chunk: int | None
+    net: Net
+    files: Files
+    chunk: int
     batch_size: int
     total: int
     left_out: list[LeftOut]
     progress: ProgressCall | None = None
     lpips: LPIPS | None = None
     scores: list[ClipScore] = field(default_factory=list)
-    shown: list[ShownClip] = field(default_factory=list)
+    shown: dict[int, ShownClip] = field(default_factory=dict)
     _waiting: list[Piece] = field(default_factory=list)
     _open: list[ClipSink] = field(default_factory=list)
 
@@ -80,7 +84,7 @@ class Runner:
         except (OSError, MediaError) as error:  # those of reading are dealt with clip by clip
             reason = error.reason if isinstance(error, MediaError) else error.strerror or str(error)
             raise SetupError(
-                f"cannot write to `{self.folder}`: {reason}",
+                f"cannot write to `{self.files.folder}`: {reason}",
                 where="save_dir",
                 hint="choose another folder with `--save-dir DIR`, or make room there",
             ) from error
@@ -89,19 +93,29 @@ class Runner:
                 sink.abort()
 
     def _clip(self, plan: ClipPlan) -> None:
-        check_targets(self.folder, plan)
-        sink = ClipSink(plan, self.folder, len(self.scores) + len(self._open) < SHOWN_CLIPS, self.lpips)
+        check_targets(self.files, plan)
+        sink = ClipSink(plan, self.files, self.net.ratios, len(self.shown) + len(self._open) < SHOWN_CLIPS, self.lpips)
         self._open.append(sink)
-        parts = pieces(plan, self.chunk)
+        if self.net.tiles_time((len(plan), *plan.size)):
+            tell = lambda share: self._tell(sink, share)  # noqa: E731
+            for original, rebuilt, latent_shape, lead in self._readable(sink, stream(self.net, plan, tell)):
+                sink.add(original, rebuilt, latent_shape, 0, lead)
+                self._added(sink)
+            return
+        for frames, skip in self._readable(sink, pieces(plan, self.chunk)):
+            self._add(Piece(sink, frames, skip))
+
+    def _readable(self, sink: ClipSink, parts: Iterator[T]) -> Iterator[T]:
+        """The parts of a clip until one cannot be read: then the clip is given up."""
         while True:
             try:
-                frames, skip = next(parts, (None, 0))
+                part = next(parts, None)
             except (DataError, OSError) as error:  # of reading: what writing raises is not this clip's fault
                 self._give_up(sink, error)
                 return
-            if frames is None:
+            if part is None:
                 return
-            self._add(Piece(sink, frames, skip))
+            yield part
 
     def _give_up(self, sink: ClipSink, error: DataError | OSError) -> None:
         self._waiting = [piece for piece in self._waiting if piece.sink is not sink]
@@ -114,58 +128,78 @@ class Runner:
         if self._waiting and self._waiting[0].frames.shape != piece.frames.shape:
             self._code()
         self._waiting.append(piece)
-        if len(self._waiting) >= self._room(piece):
+        if len(self._waiting) >= self.batch_size:
             self._code()
-
-    def _room(self, piece: Piece) -> int:
-        """Pieces in a batch. On a CPU two are faster than one by far (see `_forward`), where memory allows."""
-        frames, _, height, width = piece.frames.shape
-        pair = self.device.type == "cpu" and 2 * frames * height * width <= _PAIR_PIXELS
-        return max(self.batch_size, 2 if pair else 1)
 
     def _code(self) -> None:
         """Code the pieces that wait, and give each clip its part."""
         batch, self._waiting = self._waiting, []
         if not batch:
             return
-        rebuilt, latent_shape = self._forward(torch.stack([piece.frames for piece in batch]), self._room(batch[0]))
+        frames = torch.stack([piece.frames for piece in batch]).to(self.net.device, non_blocking=True)
+        rebuilt, latent_shape = self.net.rebuild(normalize(frames.transpose(1, 2)))
         for piece, video in zip(batch, rebuilt, strict=True):
-            sink = piece.sink
-            sink.add(piece.frames, video.transpose(0, 1), latent_shape, piece.skip)
-            if sink.done == len(sink.plan):
-                self._finish(sink)
+            lead = int(self.net.is_causal)
+            piece.sink.add(piece.frames, video.transpose(0, 1), latent_shape, piece.skip, lead)
+            self._added(piece.sink)
 
-    def _finish(self, sink: ClipSink) -> None:
+    def _added(self, sink: ClipSink) -> None:
+        """After a part: the clip may be complete."""
+        if sink.done < len(sink.plan):
+            self._tell(sink, sink.done / len(sink.plan))
+            return
         self.scores.append(sink.finish())
         self._open.remove(sink)
         if sink.picture is not None:
-            self.shown.append(sink.picture)
+            self.shown[sink.plan.row] = sink.picture
+        self._tell(sink, 1.0)
+
+    def _tell(self, sink: ClipSink, share: float) -> None:
         if self.progress is not None:
-            self.progress(len(self.scores), self.total, sink.plan.path)
-
-    @torch.inference_mode()
-    def _forward(self, frames: torch.Tensor, room: int) -> tuple[torch.Tensor, tuple[int, ...]]:
-        """uint8 `[B, T, 3, H, W]` -> float `[B, 3, T, H, W]`, about [-1, 1], and the shape of one latent."""
-        video = normalize(frames.to(self.device, non_blocking=True).transpose(1, 2))
-        # torch's fp32 conv3d for a batch of one is several times slower on a CPU than for two: the clip goes twice.
-        alone = len(video) == 1 and room > 1 and self.device.type == "cpu"
-        try:
-            rebuilt, latents = reconstruct_any_size(self.model, torch.cat([video, video]) if alone else video)
-        except torch.cuda.OutOfMemoryError as error:
-            _, _, count, height, width = video.shape
-            raise RunError(
-                f"the GPU has too little memory for {len(video)} x {count} frames of {width}x{height} px",
-                hint="--model.use-spatial-tiling, a smaller `bucket_config`, or `--batch-size 1`",
-            ) from error
-        return rebuilt[: len(video)], tuple(latents.shape[1:])
+            self.progress(len(self.scores), self.total, sink.plan.path, share)
 
 
-def pieces(plan: ClipPlan, chunk: int | None) -> Iterator[tuple[torch.Tensor, int]]:
+def stream(net: Net, plan: ClipPlan, tell: Callable[[float], None]) -> Iterator[Part]:
+    """A long clip through the net's temporal tiles: exactly what the net makes of it whole, in little memory.
+
+    All latents come first (they are small), then the frames are read once more to stand beside their reconstructions.
+    Padding is by repetition, as in `Net.rebuild`.
+
+    Args:
+        tell: called with the share of the work that is done.
+    """
+    length, (height, width) = len(plan), plan.size
+    frames, *padded = net.fitted((length, height, width))
+
+    def read(start: int, end: int) -> torch.Tensor:
+        pixels = plan.read(min(start, length - 1), min(end, length)).to(net.device, non_blocking=True)
+        return pad_clip(normalize(pixels.transpose(0, 1)[None]), (end - start, padded[0], padded[1]))
+
+    latents, done = [], 0
+    for latent in net.encode(read, frames):
+        latents.append(latent)
+        done += latent.shape[2]
+        tell(done / net.latent_frames(frames) / 2)
+    z_BCTHW = joined(latents)
+    done = 0
+    for video in net.decode(z_BCTHW):
+        end = min(done + video.shape[2], length)
+        rebuilt = video[0, :, : end - done, :height, :width].transpose(0, 1)
+        own = net.latent_frames(done + video.shape[2]) - (net.latent_frames(done) if done else 0)
+        latent_shape = (z_BCTHW.shape[1], own, *z_BCTHW.shape[3:])
+        yield plan.read(done, end), rebuilt, latent_shape, int(net.is_causal and done == 0)
+        done = end
+        if done == length:
+            return
+        tell((1 + done / length) / 2)
+
+
+def pieces(plan: ClipPlan, chunk: int) -> Iterator[tuple[torch.Tensor, int]]:
     """The pieces of a clip: frames uint8 `[T, 3, H, W]`, and how many of them belong to the piece before.
 
     All have `chunk` frames where the clip has as many: the last begins earlier rather than being shorter.
     """
-    spans = cut(len(plan), chunk or len(plan))
+    spans = cut(len(plan), chunk)
     height, width = plan.size
     # Reading several pieces at once saves decoding from the same key frame for each of them.
     longest = spans[0][1]
@@ -186,9 +220,9 @@ def cut(length: int, chunk: int) -> list[tuple[int, int, int]]:
     return [(start, start + chunk, number * chunk - start) for number, start in enumerate(starts)]
 
 
-def check_targets(folder: Path, plan: ClipPlan) -> None:
+def check_targets(files: Files, plan: ClipPlan) -> None:
     """No output may stand where an input is. Raises UsageError."""
-    if plan.file.resolve().parent in (folder.resolve() / "orig", folder.resolve() / "recn"):
+    if plan.file.resolve().parent in {files.folder.resolve() / side for side in files.sides}:
         raise UsageError(
             f"the clip `{plan.path}` is in the folder that the reconstruction is written to",
             where="save_dir",

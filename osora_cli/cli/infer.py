@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import PurePath
+
 import typer
 
 from osora_cli.cli.configured import load_for, print_plain_config
@@ -32,13 +35,15 @@ def reconstruct(
 ) -> None:
     """Originals and reconstructions, with PSNR, SSIM and LPIPS of each clip.
 
-    Writes orig/, recn/, side_by_side.png and metrics.json into --save-dir.
-    LPIPS needs weights: osora weights fetch lpips-vgg.
+    Writes orig/, recn/, side_by_side/, side_by_side.png and metrics.json into
+    --save-dir. LPIPS needs weights: osora weights fetch lpips-vgg. Several
+    processes (torchrun) share the clips.
 
     --from-pretrained, short for --model.from-pretrained, names the weights: a run,
     a checkpoint or a file.
     """
-    output = Output(json_mode, quiet, debug)
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, the one that speaks
+    output = Output(json_mode, quiet or not first, debug)
     from osora_cli.config.schema import ReconstructConfig
 
     loaded = load_for(ctx, "infer reconstruct", ReconstructConfig, config, output)
@@ -48,10 +53,16 @@ def reconstruct(
     from osora_cli.app.reconstruct import reconstruct as reconstruct_clips
 
     progress = Progress(output, "reconstruct", "clips")
+
+    def tell(done: int, total: int, clip: str, share: float) -> None:
+        progress(done, total, detail="" if share >= 1 else f"{share:.0%} of {PurePath(clip).name}")
+
     try:
-        result = reconstruct_clips(loaded.config, progress=progress)
+        result = reconstruct_clips(loaded.config, progress=tell, notify=output.note)
     finally:
         progress.close()
+    if not first:
+        return
     payload = result.to_json()
     for note in payload.get("notes") or ():
         output.note(note)

@@ -24,13 +24,15 @@ class Progress:
         self._last = time.monotonic()
         self._open = False
 
-    def __call__(self, done: int, total: int | None = None, *_: object) -> None:
+    def __call__(self, done: int, total: int | None = None, *_: object, detail: str = "") -> None:
+        """`detail` follows the numbers."""
         now = time.monotonic()
         finished = total is not None and done >= total
         if not self._on or (now - self._last < self._every and not (finished and self._open)):
             return
         self._last = now
         text = f"{self._label}: {done}{f' of {total}' if total is not None else ''} {self._unit}"
+        text += f", {detail}" if detail else ""
         typer.echo(f"\r\033[K{text}" if self._moving else text, nl=not self._moving, err=True)
         self._open = self._moving
 

@@ -46,11 +46,14 @@ def reconstruct_lines(result: Mapping[str, Any]) -> list[str]:
     lines = table(
         [
             ("clips", f"{len(clips)}" + (f", {len(left_out)} left out" if left_out else "")),
+            ("weights", result.get("weights")),
             ("PSNR", _number(mean.get("psnr"), "dB, mean over clips")),
             ("  best constant colour", _number(mean.get("constant_colour_psnr"), "dB")),
             ("  block means", _number(mean.get("block_mean_psnr"), "dB, as many numbers as the latent")),
             ("SSIM", _number(mean.get("ssim"), "", digits=4)),
             ("LPIPS", _number(mean.get("lpips"), "", digits=4)),
+            ("flicker", _number(mean.get("flicker"), "of [0, 1], error of frame differences", digits=4)),
+            ("checkerboard", _checkerboard(result)),
             ("picture", result.get("picture")),
             ("numbers", result.get("metrics")),
             ("time", duration(float(result.get("seconds") or 0.0))),
@@ -60,6 +63,17 @@ def reconstruct_lines(result: Mapping[str, Any]) -> list[str]:
     if len(left_out) > SHOWN:
         lines.append(f"left out: {len(left_out) - SHOWN} more, in {result.get('metrics')}")
     return lines
+
+
+def _checkerboard(result: Mapping[str, Any]) -> str | None:
+    """The energy at the up-sampling period, in space and time."""
+    mean, periods = result.get("mean") or {}, (result.get("protocol") or {}).get("checkerboard_periods") or {}
+    parts = []
+    for axis, unit, short in (("space", "pixels", "px"), ("time", "frames", "frames")):
+        share, ratio = mean.get(f"checkerboard_{axis}"), mean.get(f"checkerboard_{axis}_ratio")
+        if isinstance(share, float) and isinstance(ratio, float):
+            parts.append(f"{share:.2%} of the error at {periods.get(unit)} {short}, {ratio:.2f} x its surroundings")
+    return "; ".join(parts) or None
 
 
 def _number(value: Any, unit: str, digits: int = 2) -> str | None:

@@ -188,9 +188,10 @@ def test_reconstruct(osora: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         "seconds": 1.5, "notes": ["a note"],
     }  # fmt: skip
 
-    def reconstruct(config: Any, *, progress: Any) -> Result:
+    def reconstruct(config: Any, *, progress: Any, notify: Any) -> Result:
         calls.append(config)
-        progress(1, 2, "a.mp4")
+        notify("weights: RUN/ck")
+        progress(1, 2, "a.mp4", 0.5)
         return Result(payload)
 
     stand_in(monkeypatch, "osora_cli.app.reconstruct", reconstruct=reconstruct)
@@ -201,7 +202,7 @@ def test_reconstruct(osora: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "PSNR                    31.23 dB, mean over clips" in said.out
     assert "clips                   2, 1 left out" in said.out
     assert "left out: x.mp4: too short" in said.out
-    assert said.err == "a note\n"
+    assert said.err == "weights: RUN/ck\na note\n"
     assert osora("infer", "reconstruct", "r.yaml", "--json").json()["mean"]["psnr"] == 31.234
 
 

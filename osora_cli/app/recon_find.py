@@ -1,29 +1,20 @@
-"""The nets of a reconstruction: the autoencoder (its architecture, weights, and what it was trained on), and LPIPS."""
+"""Which autoencoder reconstructs: its weights, its architecture, and what it was trained on, before it is built."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from math import isqrt
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from osora_cli.checkpoint.layout import MANIFEST, RUNNING_STATES
-from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.resolve import resolve_load
 from osora_cli.config.freeze import JSON_NAME, YAML_NAME, thaw
-from osora_cli.config.models.dc_ae import DcAeConfig, compression, plan
+from osora_cli.config.models.autoencoder import Autoencoder, check, compression, is_causal, tile_names
+from osora_cli.config.models.dc_ae import DcAeConfig, plan
 from osora_cli.data.aspect import resolve_resolution
-from osora_cli.errors import CheckpointError, ConfigError, SetupError
-from osora_cli.model.build import build_model
-from osora_cli.model.dc_ae.autoencoder import DcAe
-from osora_cli.model.lpips_weights import FETCH_COMMAND, load_lpips, locate_lpips
-from osora_cli.model.perceptual import LPIPS
-from osora_cli.model.weights import load_weights
-from osora_cli.tensors import TensorShard
+from osora_cli.errors import CheckpointError, ConfigError
 
 _ARCHITECTURE = ("model_name", "encoder", "decoder", "latent_channels")
 # What may differ from training, and is the user's where given.
@@ -34,7 +25,10 @@ _FREE = (
     "use_temporal_tiling",
     "spatial_tile_size",
     "temporal_tile_size",
+    "sample_size",
+    "sample_tsize",
     "tile_overlap_factor",
+    "use_slicing",
 )
 _HUB = "hf://"
 
@@ -59,7 +53,7 @@ class Found:
         notes: what the user should be told.
     """
 
-    config: DcAeConfig
+    config: Autoencoder
     weights: str
     is_checkpoint: bool
     trained: Trained | None
@@ -69,54 +63,15 @@ class Found:
     def chunk(self) -> int:
         """Frames that a long clip is coded in at a time: the trained length, else the tile's, in whole latents."""
         time, _ = compression(self.config)
-        frames = self.trained.frames if self.trained else self.config.temporal_tile_size
+        tile = int(getattr(self.config, tile_names(self.config)[1]))
+        if is_causal(self.config):
+            frames = self.trained.frames if self.trained else tile + 1
+            return (frames - 1) // time * time + 1
+        frames = self.trained.frames if self.trained else tile
         return frames if frames == 1 else max(2 * time, frames // time * time)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """The net with its weights, and which these are: `step` is the checkpoint's number of updates."""
-
-    model: DcAe
-    step: int | None
-    ema: bool
-
-
-@dataclass(frozen=True)
-class LpipsMetric:
-    """LPIPS that scores, and what its numbers hang on.
-
-    Attributes:
-        net: fp32.
-        path: the weights' file.
-        sha256: of the file, hex.
-    """
-
-    net: LPIPS
-    path: Path
-    sha256: str
-
-
-def find_lpips(wanted: bool | None, notes: list[str]) -> LpipsMetric | None:
-    """LPIPS on the CPU, in fp32. None where it is not wanted, or cannot be had and `wanted` is None: `notes` says so.
-
-    Raises:
-        SetupError: it is wanted (True), and its weights are not on this machine or not whole.
-    """
-    if wanted is False:
-        return None
-    try:
-        path = locate_lpips(without="`--no-lpips`")
-        net = load_lpips(path)
-    except SetupError as error:
-        if wanted:
-            raise
-        notes.append(f"LPIPS is left out: {error.message}; fetch them with `{FETCH_COMMAND}`")
-        return None
-    return LpipsMetric(net, path, hashlib.sha256(path.read_bytes()).hexdigest())
-
-
-def find_autoencoder(given: DcAeConfig) -> Found:
+def find_autoencoder(given: Autoencoder) -> Found:
     """Find what `model.from_pretrained` names, and settle the architecture, without building anything.
 
     A checkpoint or run brings the architecture with it: from the config frozen into the run. The user's own may repeat
@@ -150,31 +105,6 @@ def find_autoencoder(given: DcAeConfig) -> Found:
     return _settle(given, _run_above(resolved.path), found)
 
 
-def load_autoencoder(found: Found, *, use_ema: bool, device: torch.device, dtype: torch.dtype) -> Loaded:
-    """Build the net and fill in its weights: the EMA's where the checkpoint has one and `use_ema`, else its own.
-
-    Raises:
-        CheckpointError: the weights are damaged, or of another model.
-    """
-    # Without `from_pretrained`: which weights these are is settled here, not by the builder.
-    model = build_model(found.config.model_copy(update={"from_pretrained": None}), device=device, dtype=dtype)
-    assert isinstance(model, DcAe)
-    model.eval().requires_grad_(False)
-    if not found.is_checkpoint:
-        load_weights(model, found.weights, found.config.strict_load)
-        return Loaded(model, None, False)
-    reader = CheckpointReader(Path(found.weights))
-    ema = use_ema and "ema" in reader.groups()
-    tensors = dict(model.state_dict())
-    # The average covers parameters; what it does not hold is the model's own.
-    groups = ["model", "ema"] if ema and set(tensors) - set(reader.tensors("ema")) else ["ema" if ema else "model"]
-    for group in groups:
-        held = reader.tensors(group)
-        shards = [TensorShard.whole(key, value) for key, value in tensors.items() if group == "model" or key in held]
-        reader.read_into(group, shards, cast=True)
-    return Loaded(model, reader.counters.actual_update_step, ema)
-
-
 def _is_weights_folder(path: Path) -> bool:
     """A folder of safetensors files, as hubs have them: nothing of a checkpoint, whole or not."""
     of_checkpoint = any((path / name).exists() for name in (RUNNING_STATES, MANIFEST, "model", "optimizer"))
@@ -189,48 +119,72 @@ def _run_above(path: Path) -> Path | None:
     return None
 
 
-def _settle(given: DcAeConfig, run: Path | None, found: Found) -> Found:
+def _settle(given: Autoencoder, run: Path | None, found: Found) -> Found:
     """Put architecture, tiling and trained size into `found`."""
-    names_one = any(getattr(given, name) is not None for name in _ARCHITECTURE)
+    names_one = bool(_named_parts(given))
     try:
         frozen = thaw(run).config if run is not None else None
     except ConfigError as error:
-        if not names_one:
+        if not names_one and isinstance(given, DcAeConfig):
             raise
         found.notes.append(f"the run's own config cannot be read, taking this one's architecture: {error.message}")
         frozen = None
     if frozen is None:
-        plan(given)
+        check(given)
         return found
     trained = getattr(frozen, "model", None)
-    if not isinstance(trained, DcAeConfig):
+    if not isinstance(trained, type(given)):
+        kind = getattr(trained, "type", "no autoencoder")
         raise ConfigError(
-            f"`{run}` does not train a Video DC-AE", where="model.from_pretrained", allowed="a run of `osora train vae`"
+            f"the run `{run}` trains `{kind}`, this config's model is `{given.type}`",
+            where="model.from_pretrained",
+            allowed="a run that trains a model of this type (`model.type`)",
         )
     if names_one:
         _check_same(given, trained, str(run))
     update = {name: getattr(given, name) for name in _FREE if name in given.model_fields_set}
-    merged = trained.model_copy(update={**update, "from_pretrained": given.from_pretrained, "is_training": False})
+    update["from_pretrained"] = given.from_pretrained
+    if isinstance(trained, DcAeConfig):
+        update["is_training"] = False
+    merged = trained.model_copy(update=update)
     found.trained = trained_size(getattr(frozen, "bucket_config", {}), compression(trained)[1])
     found.config = _with_tiles(merged, given, found.trained, found.notes)
-    plan(found.config)
+    check(found.config)
     return found
 
 
-def _check_same(given: DcAeConfig, trained: DcAeConfig, run: str) -> None:
-    """The user's architecture, filled up from the run's where it is partial, is the run's."""
-    set_here = {name: getattr(given, name) for name in _ARCHITECTURE if getattr(given, name) is not None}
+def _named_parts(given: Autoencoder) -> dict[str, Any]:
+    """What the user's config says of the architecture."""
+    if isinstance(given, DcAeConfig):
+        return {name: getattr(given, name) for name in _ARCHITECTURE if getattr(given, name) is not None}
+    free = {"type", "from_pretrained", *_FREE}
+    return {name: getattr(given, name) for name in type(given).model_fields if name in given.model_fields_set - free}
+
+
+def _differing(given: Autoencoder, trained: Autoencoder) -> list[str]:
+    """Each difference in architecture, in words. The user's, where it is partial, is filled up from the run's."""
+    named = _named_parts(given)
+    if not (isinstance(given, DcAeConfig) and isinstance(trained, DcAeConfig)):
+        pairs = {name: (value, getattr(trained, name)) for name, value in named.items()}
+        return [
+            f"`{name}` is `{here}` here and `{there}` there" for name, (here, there) in pairs.items() if here != there
+        ]
     whole = given.model_name is not None or (given.encoder is not None and given.decoder is not None)
-    mine, its = plan(given if whole else trained.model_copy(update=set_here)), plan(trained)
-    differing = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(its, f.name)]
+    mine, its = plan(given if whole else trained.model_copy(update=named)), plan(trained)
+    names = [f.name for f in fields(mine) if getattr(mine, f.name) != getattr(its, f.name)]
+    return [f"`{name}` is `{_short(mine, name)}` here and `{_short(its, name)}` there" for name in names]
+
+
+def _check_same(given: Autoencoder, trained: Autoencoder, run: str) -> None:
+    """The user's architecture is the run's."""
+    differing = _differing(given, trained)
     if differing:
-        what = "; ".join(
-            f"`{name}` is `{_short(mine, name)}` here and `{_short(its, name)}` there" for name in differing
-        )
+        keys = [f"model.{name}" for name in _named_parts(given)]
         raise ConfigError(
-            f"the config's architecture is not that of the run `{run}`: {what}",
-            where=", ".join(f"model.{name}" for name in set_here),
-            hint=f"leave {', '.join(f'`model.{name}`' for name in set_here)} out: the run's own is taken",
+            f"the config's architecture is not that of the run `{run}`: {'; '.join(differing)}",
+            where=", ".join(keys),
+            hint=f"leave {', '.join(f'`{key}`' for key in keys)} out: the run's own is taken; on the command line "
+            + " ".join(f"`--{key.replace('_', '-')} null`" for key in keys),
         )
 
 
@@ -250,19 +204,22 @@ def trained_size(bucket_config: Mapping[str, Mapping[int, Any]], spatial_compres
     return Trained(max(lengths), max(1, isqrt(pixels) // spatial_compression) * spatial_compression)
 
 
-def _with_tiles(merged: DcAeConfig, given: DcAeConfig, trained: Trained | None, notes: list[str]) -> DcAeConfig:
+def _with_tiles(merged: Autoencoder, given: Autoencoder, trained: Trained | None, notes: list[str]) -> Autoencoder:
     """Tiles of the trained size unless the user gives others, which are pointed out."""
     if trained is None:
         return merged
     update = {}
-    for on, name, unit, size in (
-        (merged.use_spatial_tiling, "spatial_tile_size", "px", trained.edge),
-        (merged.use_temporal_tiling, "temporal_tile_size", "frames", trained.frames),
+    time, _ = compression(merged)
+    frames = (trained.frames - is_causal(merged)) // time * time
+    edge_name, length_name = tile_names(merged)
+    for on, name, unit, size, least in (
+        (merged.use_spatial_tiling, edge_name, "px", trained.edge, 1),
+        (merged.use_temporal_tiling, length_name, "frames", frames, 2 * time),
     ):
         if not on:
             continue
         mine = getattr(merged, name)
-        if name not in given.model_fields_set:
+        if name not in given.model_fields_set and size >= least:
             update[name] = size
         elif mine != size:
             notes.append(f"model.{name} is {mine} {unit}, the model was trained on {size} {unit}: expect artefacts")
