@@ -10,6 +10,8 @@ from torch import Tensor, nn
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which autocast would run a convolution of x: x's own where autocast is off."""
     kind = x.device.type
+    if kind == "meta":
+        return x.dtype
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
 

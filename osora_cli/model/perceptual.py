@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from osora_cli.model.precision import autocast
+
 SHIFT = (-0.030, -0.088, -0.188)
 SCALE = (0.458, 0.448, 0.450)
 # VGG16's `features`: output channels of a convolution (each with its ReLU), or M for a 2x2 max pool.
@@ -162,7 +164,7 @@ class LPIPS(nn.Module):
     def _features(self, frames_NCHW: Tensor) -> list[Tensor]:
         # Its own autocast, so that the precision is the one asked for and not the caller's.
         low = self.compute_dtype != torch.float32
-        with torch.autocast(frames_NCHW.device.type, dtype=self.compute_dtype if low else None, enabled=low):
+        with autocast(frames_NCHW.device.type, dtype=self.compute_dtype if low else None, enabled=low):
             x_NCHW = self.scaling_layer(frames_NCHW.float())
             if x_NCHW.is_cuda:  # the layout that tensor cores take without a transpose
                 x_NCHW = x_NCHW.contiguous(memory_format=torch.channels_last)
@@ -171,7 +173,7 @@ class LPIPS(nn.Module):
     def _distances(self, target_taps: list[Tensor], recon_NCHW: Tensor) -> Tensor:
         """[n, 5] from a chunk's target features and its reconstruction."""
         heads = (self.lin0, self.lin1, self.lin2, self.lin3, self.lin4)
-        with torch.autocast(recon_NCHW.device.type, enabled=False):
+        with autocast(recon_NCHW.device.type, enabled=False):
             shares = []
             for head, a_NCHW, b_NCHW in zip(heads, target_taps, self._features(recon_NCHW), strict=True):
                 difference_NCHW = _unit(b_NCHW.float()) - _unit(a_NCHW.float())

@@ -22,6 +22,7 @@ from osora_cli.model.dc_ae.layers import (
     average_shortcut,
     upsample,
 )
+from osora_cli.model.precision import autocast
 
 
 class OpSequential(nn.Module):
@@ -85,7 +86,7 @@ class LiteMLA(nn.Module):
         qkv_BCTHW = self.qkv(x_BCTHW)
         if len(self.aggreg):
             qkv_BCTHW = torch.cat([qkv_BCTHW, *(agg(qkv_BCTHW) for agg in self.aggreg)], dim=1)
-        with torch.autocast(x_BCTHW.device.type, enabled=False):
+        with autocast(x_BCTHW.device.type, enabled=False):
             out_BCTHW = self.attend(qkv_BCTHW)
         return self.proj(out_BCTHW)
 

@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
 from osora_cli.model.conv import autocast_dtype
+from osora_cli.model.precision import autocast
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
@@ -36,7 +37,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
         x_PC = _rows(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with autocast(x.device.type, enabled=False):
             length_P1 = torch.linalg.vector_norm(x_PC, dim=1, keepdim=True, dtype=_wide(x))
             scale_P1 = torch.rsqrt(length_P1.square() / x_PC.shape[1] + eps)
             y_PC = torch.addcmul(bias_C, (x_PC * scale_P1).to(x.dtype), weight_C)

@@ -7,6 +7,7 @@ which is not the order they run in.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 import torch
@@ -41,9 +42,11 @@ def _blocks(blocks: nn.ModuleList) -> list[_Block]:
     return [block for block in blocks if isinstance(block, _Block)]
 
 
-def unrounded(x: Tensor, weight: Tensor) -> torch.autocast:
+def unrounded(x: Tensor, weight: Tensor) -> AbstractContextManager[object]:
     """A block in which autocast is off, where weights and input are fp32; else it changes nothing."""
     kind = x.device.type
+    if kind == "meta":
+        return nullcontext()
     exact = x.dtype == weight.dtype == torch.float32
     on = torch.is_autocast_enabled(kind) and not exact
     return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind) if on else None, enabled=on)
