@@ -133,21 +133,25 @@ class CachedFeed(TableFeed):
         return tensor.pin_memory() if self._pin else tensor
 
     def _check(self, epoch: int) -> None:
-        """Whether all that this epoch's plan wants is there."""
-        if epoch in self._checked:
-            return
-        # All rows in buckets, not this rank's alone: every rank then says the same, and spares are there.
-        buckets, ids = self._sampler.table.buckets, self._sampler.bucket_ids(epoch)
-        clips = [
-            (row, ClipShape(bucket.frames, bucket.height, bucket.width))
-            for row in np.flatnonzero(ids >= 0).tolist()
-            for bucket in (buckets[int(ids[row])],)
-        ]
-        if self._config.cached_video:
-            self._cache.require_clips(clips, epoch % self._cache.windows)
-        if self._config.cached_text:
-            self._cache.require_texts(["", *(self._cache.caption(row) for row, _ in clips)])
-        self._checked.add(epoch)
+        """Whether all that this epoch wants is there."""
+        if epoch not in self._checked:
+            require_epoch(self._cache, self._sampler, self._config, epoch)
+            self._checked.add(epoch)
+
+
+def require_epoch(cache: ClipCache, sampler: BucketSampler, config: TrainDiffusionConfig, epoch: int) -> None:
+    """Raises DataError if the cache lacks clips or captions of an epoch: which, and what makes them."""
+    # All rows in buckets, not this rank's alone: every rank then says the same, and spares are there.
+    buckets, ids = sampler.table.buckets, sampler.bucket_ids(epoch)
+    clips = [
+        (row, ClipShape(bucket.frames, bucket.height, bucket.width))
+        for row in np.flatnonzero(ids >= 0).tolist()
+        for bucket in (buckets[int(ids[row])],)
+    ]
+    if config.cached_video:
+        cache.require_clips(clips, epoch % cache.windows)
+    if config.cached_text:
+        cache.require_texts(["", *(cache.caption(row) for row, _ in clips)])
 
 
 def open_cache(table: ClipTable, config: TrainDiffusionConfig) -> ClipCache | None:

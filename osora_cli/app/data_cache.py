@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from osora_cli.app.clip_cache import LATENTS, TEXTS, UNREADABLE, ClipCache
+from osora_cli.app.clip_cache import LATENTS, TEXTS, UNREADABLE, ClipCache, cache_folder
 from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.app.frozen_parts import build_frozen_parts, resolve_autoencoder
 from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts
 from osora_cli.data.cache import CACHE_SEED, WHOLE, ClipShape, FileIdentity, clip_position
-from osora_cli.data.cache_store import Store, StoreWriter, remove_unfinished
+from osora_cli.data.cache_store import Store, StoreWriter, cannot_write, remove_unfinished
 from osora_cli.data.cached_batch import Part
 from osora_cli.data.clip_reader import Failure
 from osora_cli.data.draws import draw_seed
@@ -87,6 +87,8 @@ class CacheResult:
         clips_made, captions_made: those that were not there yet.
         unreadable: path and reason of clips that could not be read, and are not in the cache.
         damaged: shards that could not be read and were removed, with the reason.
+        bytes: of the tensors that were made.
+        ranks: processes that shared the work.
     """
 
     folder: Path
@@ -98,6 +100,7 @@ class CacheResult:
     damaged: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     bytes: int = 0
+    ranks: int = 1
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -111,6 +114,7 @@ class CacheResult:
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable.items()],
             "damaged": [{"shard": shard, "reason": reason} for shard, reason in self.damaged.items()],
             "bytes": self.bytes,
+            "ranks": self.ranks,
             "notes": self.notes,
             "seconds": round(self.seconds, 3),
         }
@@ -150,12 +154,20 @@ def make_cache(
     notes = [*table.notes, *resolved.notes]
     device = compute_device(config, ranks)
     parts = build_frozen_parts(config, device, DTYPES[config.dtype], notes=notes)
+    _make_folder(cache_folder(config))
     cache = ClipCache(table, config, parts=parts)
     maker = _Maker(config, cache, parts, device, ranks, shard_bytes, clips or _silent, captions or _silent)
     maker.result.notes = notes
     maker.make(pairs)
     maker.result.seconds = time.perf_counter() - began
     return maker.result
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
 
 
 def epochs_needed(config: TrainDiffusionConfig, sampler: BucketSampler) -> int:
@@ -206,7 +218,7 @@ class _Maker:
         self._config, self._cache, self._parts = config, cache, parts
         self._device, self._ranks, self._clips, self._captions = device, ranks, clips, captions
         self._shard_bytes, self._written = shard_bytes, time.monotonic()
-        self.result = CacheResult(cache.folder)
+        self.result = CacheResult(cache.folder, ranks=ranks.world_size)
 
     def make(self, pairs: Sequence[tuple[int, ClipShape]]) -> None:
         self._remove_damaged()
@@ -371,7 +383,7 @@ class _Maker:
         try:
             path.write_text(json.dumps(self.result.unreadable, indent=1), encoding="utf-8")
         except OSError as error:
-            raise SetupError(f"the cache `{path.parent}` cannot be written: {error}") from error
+            raise cannot_write(path.parent, error) from error
 
 
 def _batch(wanted: _Window) -> Batch:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from osora_cli.app.cached_feed import CachedFeed, null_from_cache, open_cache, require_epoch
+from osora_cli.app.diffusion_evaluator import check_diffusion_eval, make_diffusion_evaluator
 from osora_cli.app.diffusion_input import DiffusionInput, check_diffusion_input
 from osora_cli.app.diffusion_start import build_mmdit, check_model_start
 from osora_cli.app.feed import TableFeed
@@ -15,7 +17,7 @@ from osora_cli.config.diffusion import TrainDiffusionConfig, compression, is_cau
 from osora_cli.config.values import effective_lr, effective_warmup_steps
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine, OptimSettings
-from osora_cli.model.latents import null_text
+from osora_cli.model.latents import FrozenParts, TextBundle, null_text
 from osora_cli.tensors import DTYPES
 from osora_cli.trainer.conditions import LatentRules
 from osora_cli.trainer.diffusion import DiffusionTask, DiffusionTaskSettings
@@ -35,6 +37,13 @@ class DiffusionTraining:
         self.config = self._checked.config
         self.table, self.sampler, self.notes = self._checked.table, self._checked.sampler, self._checked.notes
         self._start: StartWeights | None = None
+        self._cache = open_cache(self.table, self.config)
+        if self._cache is not None:
+            require_epoch(self._cache, self.sampler, self.config, 0)
+            self.notes.append(f"from the cache `{self._cache.folder}`: {_cached_parts(self.config)}")
+        self._eval = check_diffusion_eval(self.config, self.table)
+        self.notes += self._eval.notes if self._eval is not None else []
+        self._frozen: tuple[FrozenParts, TextBundle] | None = None
 
     def check_start(self, reader: CheckpointReader | None) -> None:
         """What the model starts from. A checkpoint wins over `from_pretrained`, which it would overwrite at once."""
@@ -47,8 +56,11 @@ class DiffusionTraining:
     def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:
         config = self.config
         # The frozen networks first: what cannot be had is found before the large one is made.
-        parts = build_frozen_parts(config, engine.device, DTYPES[config.dtype], notes=self.notes)
-        null = null_text(parts)
+        scored, dtype = self._eval is not None, DTYPES[config.dtype]
+        ae, text = scored or not config.cached_video, scored or not config.cached_text
+        parts = build_frozen_parts(config, engine.device, dtype, ae=ae, text=text, notes=self.notes)
+        null = null_from_cache(self._cache, config) or null_text(parts)
+        self._frozen = (parts, null)
         if config.warmup_ae and parts.ae is not None:
             warm_up(parts.ae, self.sampler, engine.device, config.ae_batch_size)
         network = engine.prepare(build_mmdit(config, self._start, engine.device, self.notes), optim_settings(config))
@@ -57,10 +69,15 @@ class DiffusionTraining:
         return RunState(task, ema, config.save_master_weights, load_masters=config.load_master_weights)
 
     def feed(self, engine: Engine, start: Position) -> Feed:
-        return TableFeed(self.table, self.sampler, self.config, start, pin_memory=engine.device.type == "cuda")
+        pin = engine.device.type == "cuda"
+        if self._cache is not None:
+            return CachedFeed(self.table, self.sampler, self.config, start, self._cache, pin_memory=pin)
+        return TableFeed(self.table, self.sampler, self.config, start, pin_memory=pin)
 
     def evaluator(self, engine: Engine, state: RunState, folder: Path) -> Evaluator | None:
-        return None
+        if self._eval is None or self._frozen is None:
+            return None
+        return make_diffusion_evaluator(self.config, self._eval, engine, state, *self._frozen, folder)
 
     def _schedule(self, reader: CheckpointReader | None) -> Schedule:
         config = self.config
@@ -73,6 +90,12 @@ class DiffusionTraining:
             update_warmup_steps=config.update_warmup_steps,
             total=total_updates(config, self.sampler),
         )
+
+
+def _cached_parts(config: TrainDiffusionConfig) -> str:
+    return " and ".join(
+        what for what, on in (("latents", config.cached_video), ("text embeddings", config.cached_text)) if on
+    )
 
 
 def task_settings(config: TrainDiffusionConfig) -> DiffusionTaskSettings:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 HELP_WORDS = ("-h", "--help")
 # Commands that any training's keys may follow: the run, or the config, says which they are.
 _ANY_TRAINING = ("resume", "data check")
+# Commands that take another's config.
+_SAME_CONFIG = {"data cache": "train diffusion", "data latent-stats": "train diffusion"}
 _ALIASES = {"from-pretrained": "model.from_pretrained"}
 
 
@@ -137,12 +139,14 @@ def _arity(param: Any) -> int:
 
 def _schemas_of(command: str) -> tuple[list[type[Section]], str]:
     """The configs whose keys a command's line may hold, and its first preset."""
-    if command not in (*_ANY_TRAINING, "train vae", "train vae-disc", "train diffusion", "infer reconstruct"):
+    known = (*_ANY_TRAINING, *_SAME_CONFIG, "train vae", "train vae-disc", "train diffusion", "infer reconstruct")
+    if command not in known:
         return [], ""
     from osora_cli.config.registry import COMMANDS
 
     if command in _ANY_TRAINING:
-        return [known.schema for known in COMMANDS.values() if known.trains], ""
+        return [entry.schema for entry in COMMANDS.values() if entry.trains], ""
+    command = _SAME_CONFIG.get(command, command)
     return [COMMANDS[command].schema], COMMANDS[command].default
 
 

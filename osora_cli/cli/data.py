@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from osora_cli.cli.configured import overrides_of
+from osora_cli.cli.configured import load_for, overrides_of
 from osora_cli.cli.options import ConfigArgument, Debug, Json, Quiet, examples, new_app
 from osora_cli.cli.output import Output, guarded
 from osora_cli.cli.progress import Progress
 from osora_cli.cli.results import SHOWN, meta_lines
+from osora_cli.cli.results_data import cache_lines, latent_lines
 from osora_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from osora_cli.config.diffusion import TrainDiffusionConfig
 
 app = new_app("Make tables of clips.")
 
@@ -158,3 +162,98 @@ def check(
     # One JSON object goes to stdout, and it holds the error already.
     output.note(f"error: {result.error}")
     return result.error.exit_code
+
+
+@app.command(
+    "cache",
+    epilog=examples(
+        "osora data cache stage1 --dataset.data-path clips.csv",
+        "osora data cache my.yaml --cache-windows 4",
+        "torchrun --nproc-per-node 8 -m osora_cli data cache my.yaml",
+        fields_of="train-diffusion",
+    ),
+)
+@guarded
+def cache(
+    ctx: typer.Context,
+    config: ConfigArgument = None,
+    shard_mib: Annotated[int, typer.Option("--shard-mib", min=1, help="Tensors in a file of the cache, MiB.")] = 256,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Make latents and text embeddings of a table once, for --cached-video and --cached-text.
+
+    CONFIG is that of the diffusion training. What is there already is kept, so it
+    may be ended at any time and started again. Under torchrun the processes share
+    the work.
+    """
+    from osora_cli.app.data_cache import Ranks, make_cache
+
+    ranks = Ranks.of_environment()
+    output = Output(json_mode, quiet or ranks.rank > 0, debug)
+
+    loaded = _diffusion_config(ctx, config, output)
+    clips, captions = Progress(output, "data cache", "clips"), Progress(output, "data cache", "captions")
+    try:
+        result = make_cache(loaded, clips=clips, captions=captions, ranks=ranks, shard_bytes=shard_mib << 20)
+    finally:
+        clips.close()
+        captions.close()
+    payload = result.to_json()
+    for note in result.notes:
+        output.note(note)
+    for shard, reason in list(result.damaged.items())[:SHOWN]:
+        output.note(f"removed {shard}, which could not be read, and made it again: {reason}")
+    for path, reason in list(result.unreadable.items())[:SHOWN]:
+        output.note(f"left out: {path}: {reason}")
+    if ranks.rank == 0:
+        output.result(payload, cache_lines(payload))
+
+
+@app.command(
+    "latent-stats",
+    epilog=examples(
+        "osora data latent-stats my.yaml --number 256",
+        "osora data latent-stats my.yaml --ae.from-pretrained outputs/RUN --write scaled.yaml",
+        fields_of="train-diffusion",
+    ),
+)
+@guarded
+def latent_stats(
+    ctx: typer.Context,
+    config: ConfigArgument = None,
+    number: Annotated[int, typer.Option("--number", min=1, help="Clips of the table to measure.")] = 256,
+    write: Annotated[
+        str | None, typer.Option("--write", metavar="YAML", help="A config to write: CONFIG with the factor found.")
+    ] = None,
+    json_mode: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure mean and deviation of an autoencoder's latents, and the factor that brings them to 1.
+
+    CONFIG is that of the diffusion training; its `ae` names the autoencoder.
+    """
+    output = Output(json_mode, quiet, debug)
+    from osora_cli.app.data_latents import latent_stats as measure
+
+    loaded = _diffusion_config(ctx, config, output)
+    progress = Progress(output, "data latent-stats", "clips")
+    try:
+        result = measure(loaded, number=number, write=None if write is None else Path(write), progress=progress)
+    finally:
+        progress.close()
+    payload = result.to_json()
+    for note in result.notes:
+        output.note(note)
+    for path, reason in result.unreadable[:SHOWN]:
+        output.note(f"left out: {path}: {reason}")
+    output.result(payload, latent_lines(payload))
+
+
+def _diffusion_config(ctx: typer.Context, config: str | None, output: Output) -> TrainDiffusionConfig:
+    """The config of the diffusion training that a table is prepared for."""
+    from osora_cli.config.diffusion import TrainDiffusionConfig
+
+    return load_for(ctx, "train diffusion", TrainDiffusionConfig, config, output).config

@@ -12,6 +12,7 @@ from osora_cli.config.models.dc_ae import DcAeConfig
 from osora_cli.config.models.flux import Count, FluxConfig
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig
 from osora_cli.config.models.text import TextEmbedderConfig
+from osora_cli.config.sampling import SamplingOption
 from osora_cli.config.schema import TrainConfig
 from osora_cli.errors import ConfigError
 
@@ -70,6 +71,9 @@ class TrainDiffusionConfig(TrainConfig):
     cache_dir: str | None = Field(None, description="the cache's folder; null: the table's name with .cache beside it")
     cache_windows: Int = Field(
         1, ge=1, description="windows of each clip in the cache; epoch after epoch takes the next of them"
+    )
+    sampling_option: SamplingOption = Field(
+        default_factory=SamplingOption, description="how `eval` samples the clips that it shows"
     )
 
 

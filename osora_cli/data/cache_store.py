@@ -68,7 +68,7 @@ class StoreWriter:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot_write(folder, error) from error
+            raise cannot_write(folder, error) from error
 
     def add(self, key: str, tensors: Mapping[str, torch.Tensor], facts: Mapping[str, Any]) -> Path | None:
         """Take an entry; the shard, if one was written because it is full."""
@@ -91,7 +91,7 @@ class StoreWriter:
             unfinished.replace(self._folder / name)
             _sync_folder(self._folder)
         except (OSError, SafetensorError) as error:
-            raise _cannot_write(self._folder, error) from error
+            raise cannot_write(self._folder, error) from error
         self._entries, self._bytes = {}, 0
         return self._folder / name
 
@@ -179,7 +179,7 @@ class Store:
             pq.write_table(table, unfinished)
             unfinished.replace(self.folder / INDEX)
         except OSError as error:
-            raise _cannot_write(self.folder, error) from error
+            raise cannot_write(self.folder, error) from error
 
     def _file(self, shard: str) -> Any:
         if shard in self._open:
@@ -237,5 +237,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _cannot_write(folder: Path, error: Exception) -> SetupError:
+def cannot_write(folder: Path, error: Exception) -> SetupError:
+    """What to say of a folder that takes no files."""
     return SetupError(f"the cache `{folder}` cannot be written: {error}", hint="--cache-dir DIR takes another folder")
