@@ -141,12 +141,13 @@ class Runner:
         for piece, video in zip(batch, rebuilt, strict=True):
             lead = int(self.net.is_causal)
             piece.sink.add(piece.frames, video.transpose(0, 1), latent_shape, piece.skip, lead)
+            if piece.sink.done < len(piece.sink.plan):
+                self._tell(piece.sink, piece.sink.done / len(piece.sink.plan))
             self._added(piece.sink)
 
     def _added(self, sink: ClipSink) -> None:
         """After a part: the clip may be complete."""
         if sink.done < len(sink.plan):
-            self._tell(sink, sink.done / len(sink.plan))
             return
         self.scores.append(sink.finish())
         self._open.remove(sink)

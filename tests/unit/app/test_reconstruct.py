@@ -20,7 +20,9 @@ def test_whole_clips_keep_frames_rate_and_size(tmp_path: Path, run: Path, clips:
     table = write_table(tmp_path / "t.csv", clips)
     calls: list[tuple[int, int, str, float]] = []
     said: list[str] = []
-    result = reconstruct(config(table, run, tmp_path / "out"), progress=lambda *call: calls.append(call), notify=said.append)
+    result = reconstruct(
+        config(table, run, tmp_path / "out"), progress=lambda *call: calls.append(call), notify=said.append
+    )
     assert [clip.name for clip in result.clips] == ["a_b_1", "a_b_1_2", "ünï"]
     for score, source in zip(result.clips, clips, strict=True):
         info = probe(source)
