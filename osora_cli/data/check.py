@@ -121,7 +121,24 @@ class BucketReport:
         lines = [f"epoch {self.epoch}: {clips}, {self.micro_batches} batches{ranks}"]
         if self.num_replicas > 1 and self.steps:
             lines.append(f"ranks are busy {self.rank_balance:.1%} of the time, then wait for a step's dearest batch")
+        idle = self._without_batches()
+        if idle:
+            lines.append(f"no batch from: {', '.join(idle)}")
         return [*lines, *(f"left out: {count}: {REASONS[reason]}" for reason, count in self.left_out.items())]
+
+    def _without_batches(self) -> list[str]:
+        """Lengths of the config, over all ratios, that give no batch this epoch: they are passed over."""
+        clips: dict[tuple[str, int], int] = {(b.resolution, b.frames): 0 for b in self._sampler.table.buckets}
+        batches = dict.fromkeys(clips, 0)
+        for count in self.buckets:
+            key = (count.bucket.resolution, count.bucket.frames)
+            clips[key] += count.clips
+            batches[key] += count.micro_batches
+        return [
+            f"{name} x {frames} frames ({number} clips)"
+            for (name, frames), number in clips.items()
+            if not batches[(name, frames)]
+        ]
 
     def require_batches(self) -> None:
         """Raises DataError, with counts and what to change, when no rank gets a batch."""

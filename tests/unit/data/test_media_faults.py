@@ -14,7 +14,7 @@ import pytest
 from support.clips import cut_bytes, damage_bytes, frame_numbers, make_clip, picture, real_clip
 
 from osora_cli.data import decode as decode_module
-from osora_cli.data.frame_index import build_index
+from osora_cli.data.frame_index import build_index, frame_rate
 from osora_cli.data.index_cache import IndexCache
 from osora_cli.data.media import MediaError, probe, read_frames
 from osora_cli.errors import DataError
@@ -161,6 +161,29 @@ def test_cover_art_is_no_film(tmp_path: Path) -> None:
         container.mux(art.encode(None))
         container.mux(sound.encode(None))
     with pytest.raises(MediaError, match="its only video stream is cover art"):
+        probe(path)
+
+
+class _Claims:
+    """What a stream's header says of its rate."""
+
+    def __init__(self, average: Fraction | None, guessed: Fraction | None = None, base: Fraction | None = None) -> None:
+        self.average_rate, self.guessed_rate, self.base_rate = average, guessed, base
+        self.time_base = Fraction(1, 1000)
+
+
+def test_a_rate_that_nothing_tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rate of 0/0 or none falls back on the timestamps, then on what FFmpeg guesses; without any it is refused."""
+    times = np.array([0, 40, 80, 120])
+    for absent in (None, Fraction(0)):
+        assert frame_rate(_Claims(absent), times, trusted=False) == 25.0  # type: ignore[arg-type]
+        assert frame_rate(_Claims(absent), times, trusted=True) == 25.0  # type: ignore[arg-type]
+        assert frame_rate(_Claims(absent, Fraction(30)), None, trusted=False) == 30.0  # type: ignore[arg-type]
+        assert frame_rate(_Claims(absent, None, Fraction(12)), times[:1], trusted=False) == 12.0  # type: ignore[arg-type]
+        assert frame_rate(_Claims(absent), None, trusted=False) is None  # type: ignore[arg-type]
+    path = make_clip(tmp_path / "clip.mkv", frames=4)
+    monkeypatch.setattr("osora_cli.data.frame_index.frame_rate", lambda *_, **__: None)
+    with pytest.raises(MediaError, match=r"clip\.mkv`: its frame rate is unknown"):
         probe(path)
 
 
