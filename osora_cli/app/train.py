@@ -34,6 +34,7 @@ from osora_cli.report.tensorboard import TensorBoardScalars
 from osora_cli.report.wandb import WandbReport
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
+from osora_cli.trainer.numerics import flush_subnormals
 from osora_cli.trainer.rng import seed_everything, seed_rank
 from osora_cli.trainer.skips import skips_in
 from osora_cli.trainer.state import Progress
@@ -113,6 +114,7 @@ def train(
 def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> TrainResult:
     """Train in the planned folder. The input has been checked."""
     config = training.config
+    flush_subnormals()  # before torch has started its threads
     share_data(training.sampler, members.ranks)
     reader = CheckpointReader(plan.start) if plan.start else None
     training.check_start(reader)
