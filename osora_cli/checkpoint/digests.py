@@ -16,7 +16,7 @@ from osora_cli.checkpoint.manifest import DigestRange, Manifest
 from osora_cli.checkpoint.parallel import default_threads, map_threads
 from osora_cli.checkpoint.structure import Inspection
 
-BLOCK = 4 << 20
+BLOCK = 1 << 20  # stays in the core's cache between the read and the digest
 Progress = Callable[[int, int], None]
 
 
