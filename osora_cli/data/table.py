@@ -253,7 +253,7 @@ def _check_columns(raw: TextTable, elsewhere: Sequence[str] = ()) -> None:
 
 
 def _text(raw: TextTable, name: str) -> pa.Array:
-    column = raw.columns[name]
+    column = raw.columns.pop(name)
     if not pa.types.is_large_string(column.type):
         column = pc.cast(column, pa.large_string())
     return pc.fill_null(column, "")
@@ -268,7 +268,7 @@ class _Numbers:
 
     def read(self, name: str) -> NDArray[np.float64]:
         """Float64 with NaN where nothing is; what is not a number is a fault."""
-        column = self._raw.columns[name]
+        column = self._raw.columns.pop(name)  # not needed again, and large
         if not pa.types.is_large_string(column.type):
             values = pc.cast(column, pa.float64()) if not pa.types.is_null(column.type) else column
             return np.asarray(pc.fill_null(values.cast(pa.float64()), np.nan), dtype=np.float64)

@@ -115,8 +115,9 @@ def _read_csv(source: Path, columns: Collection[str] | None) -> TextTable:
     num_rows = 0
     for chunk in _chunks(source, delimiter, names):
         num_rows += len(chunk)
+        fields = list(zip(*chunk, strict=True))
         for place, name in chosen:
-            parts[name].append(pa.array([record[place] for record in chunk], pa.large_string()))
+            parts[name].append(pa.array(fields[place], pa.large_string()))
     arrays: dict[str, pa.Array] = {}
     for _, name in chosen:  # the parts of a column go before the next is joined: they are as large as the file
         part = parts.pop(name)
