@@ -157,11 +157,13 @@ class ClipCache:
         elif self.latents.damaged or self.texts.damaged:
             damaged = [*self.latents.damaged, *self.texts.damaged]
             why = f"; {len(damaged)} of its shards cannot be read, `{damaged[0]}` for one"
-        table = self._config.dataset.data_path
+        config = self._config
+        where = f"--dataset.data-path {config.dataset.data_path}"
+        where += "" if config.cache_dir is None else f" --cache-dir {config.cache_dir}"
         return DataError(
             f"the cache `{self.folder}` lacks {what}: {named}{more}{why}",
             where="cached_video, cached_text",
-            hint=f"osora data cache CONFIG --dataset.data-path {table}, with this config: it makes what is missing",
+            hint=f"osora data cache CONFIG {where}\n  with the CONFIG of this training: it makes what is missing",
         )
 
     def _of_these_models(self) -> bool:
