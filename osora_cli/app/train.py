@@ -13,6 +13,7 @@ from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
 from osora_cli.app.schedules import total_updates
 from osora_cli.app.team import Team, run_folder, share_data, shared_plan, team
 from osora_cli.app.training import Training
+from osora_cli.app.vae_advice import WARNING
 from osora_cli.checkpoint.comm import together
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.leftovers import clean_leftovers
@@ -277,7 +278,8 @@ def _begin_records(
     if plan.start is not None:
         plan.notes.insert(0, f"going on from {plan.start}: epoch {progress.epoch}, update {progress.update}")
     for note in plan.notes:
-        observer.on_event("note", note, {})
+        kind = "warning" if note.startswith(WARNING) else "note"
+        observer.on_event(kind, note.removeprefix(WARNING), {})
 
 
 def _clear_folder(plan: RunPlan) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from osora_cli.app.data_input import check_buckets, load_table, make_sampler
+from osora_cli.app.vae_advice import advice
 from osora_cli.config.models.dc_ae import DcAeConfig, check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
 from osora_cli.data.check import sampler_report
@@ -45,7 +46,8 @@ def check_vae_input(config: TrainVaeConfig) -> VaeInput:
     notes = [*table.notes, *missing_file_notes(table, config.dataset.max_bad_fraction)]
     report = sampler_report(sampler)
     report.require_batches()
-    return VaeInput(table, sampler, _perceptual(config), [*notes, *report.lines()])
+    notes += [*report.lines(), *advice(config, sampler.table.buckets)]
+    return VaeInput(table, sampler, _perceptual(config), notes)
 
 
 def missing_file_notes(table: ClipTable, max_bad_fraction: float) -> list[str]:

@@ -14,6 +14,7 @@ from osora_cli.config.load import load_config
 from osora_cli.config.presets import find_preset, is_preset, nearest_preset, preset_names, preset_root
 from osora_cli.config.registry import COMMANDS
 from osora_cli.config.schema import TrainVaeConfig
+from osora_cli.config.vae_disc import TrainVaeDiscConfig
 from osora_cli.errors import ConfigError
 
 
@@ -27,9 +28,12 @@ def both(mine: Any, theirs: Any) -> tuple[Any, Any]:
     return mine, theirs
 
 
-def test_video_dc_ae_has_the_values_of_the_seed() -> None:
-    golden = ast.literal_eval(load_json("config_resolved")["configs"]["configs/vae/train/video_dc_ae.py"]["repr"])
-    plain = to_plain(load_config(None, TrainVaeConfig, default="vae/train/video_dc_ae").config)
+@pytest.mark.parametrize(
+    ("name", "schema"), [("video_dc_ae", TrainVaeConfig), ("video_dc_ae_disc", TrainVaeDiscConfig)]
+)
+def test_video_dc_ae_has_the_values_of_the_seed(name: str, schema: type[TrainVaeConfig]) -> None:
+    golden = ast.literal_eval(load_json("config_resolved")["configs"][f"configs/vae/train/{name}.py"]["repr"])
+    plain = to_plain(load_config(None, schema, default=f"vae/train/{name}").config)
     assert set(golden) <= set(plain), "every key of the seed's config is one of ours"
     mine, theirs = both(plain, golden)
     assert mine == theirs
@@ -38,15 +42,20 @@ def test_video_dc_ae_has_the_values_of_the_seed() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda c: c.name)
-def test_every_preset_of_a_command_is_valid_and_says_what_it_is_for(command: Any) -> None:
+def test_every_preset_is_valid_for_the_command_that_it_opens_with(command: Any) -> None:
     root = preset_root()
     assert root is not None
     group = command.default.rpartition("/")[0]
+    own = []
     for name in (n for n in preset_names() if n.rpartition("/")[0] == group):
-        load_config(name, command.schema, default=command.default)
         head = (root / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[:8]
         assert head[0].startswith("# ")
-        assert any(f"osora {command.name}" in line for line in head), f"{name} opens with its command"
+        named = [c.name for line in head for c in COMMANDS.values() if f"osora {c.name} " in line]
+        assert named, f"{name} opens with its command"
+        if command.name == named[0]:
+            load_config(name, command.schema, default=command.default)
+            own.append(name)
+    assert command.default in own
 
 
 def test_names_in_a_tree_of_ones_own(tmp_path: Path) -> None:
