@@ -174,6 +174,8 @@ def _train(
         feed = training.feed(engine, position)
         progress.epoch, progress.step = position.epoch, feed.start_step
         store = _store(config, plan, observer, members)
+        when = "in the background" if config.async_io else "while the training waits"
+        plan.notes.append(f"checkpoints: {when}, writer {store.writer_name}")
         _begin_records(training, plan, progress, observer, members)
         trainer = Trainer(
             settings=_loop_settings(config),
