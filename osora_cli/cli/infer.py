@@ -55,7 +55,7 @@ def reconstruct(
     progress = Progress(output, "reconstruct", "clips")
 
     def tell(done: int, total: int, clip: str, share: float) -> None:
-        progress(done, total, detail="" if share >= 1 else f"{share:.0%} of {PurePath(clip).name}")
+        progress(done, total, detail="" if share >= 1 else f"{100 * share:.0f} % of {PurePath(clip).name}")
 
     try:
         result = reconstruct_clips(loaded.config, progress=tell, notify=output.note)

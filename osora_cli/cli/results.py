@@ -72,7 +72,8 @@ def _checkerboard(result: Mapping[str, Any]) -> str | None:
     for axis, unit, short in (("space", "pixels", "px"), ("time", "frames", "frames")):
         share, ratio = mean.get(f"checkerboard_{axis}"), mean.get(f"checkerboard_{axis}_ratio")
         if isinstance(share, float) and isinstance(ratio, float):
-            parts.append(f"{share:.2%} of the error at {periods.get(unit)} {short}, {ratio:.2f} x its surroundings")
+            period = f"{periods.get(unit)} {short}"
+            parts.append(f"{100 * share:.2f} % of the error at {period}, {ratio:.2f} x its surroundings")
     return "; ".join(parts) or None
 
 

@@ -183,7 +183,10 @@ def test_resume_prints_the_config_it_would_run_with(osora: Any, tmp_path: Path) 
 def test_reconstruct(osora: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: list[Any] = []
     payload = {
-        "save_dir": "d", "mean": {"psnr": 31.234, "ssim": 0.95, "constant_colour_psnr": 12.0}, "clips": [1, 2],
+        "save_dir": "d", "weights": "RUN/ck, update 7", "clips": [1, 2],
+        "mean": {"psnr": 31.234, "ssim": 0.95, "constant_colour_psnr": 12.0, "flicker": 0.0123,
+                 "checkerboard_space": 0.0123, "checkerboard_space_ratio": 1.5, "checkerboard_time": None},
+        "protocol": {"checkerboard_periods": {"frames": 4, "pixels": 32}},
         "left_out": [{"path": "x.mp4", "reason": "too short"}], "picture": "d/p.png", "metrics": "d/metrics.json",
         "seconds": 1.5, "notes": ["a note"],
     }  # fmt: skip
@@ -201,6 +204,8 @@ def test_reconstruct(osora: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert (calls[0].save_dir, calls[0].model.from_pretrained) == ("d", "ck")
     assert "PSNR                    31.23 dB, mean over clips" in said.out
     assert "clips                   2, 1 left out" in said.out
+    assert "weights                 RUN/ck, update 7" in said.out
+    assert "checkerboard            1.23 % of the error at 32 px, 1.50 x its surroundings" in said.out
     assert "left out: x.mp4: too short" in said.out
     assert said.err == "weights: RUN/ck\na note\n"
     assert osora("infer", "reconstruct", "r.yaml", "--json").json()["mean"]["psnr"] == 31.234
