@@ -106,13 +106,25 @@ def test_keys_of_the_config_may_follow(table: Path, tmp_path: Path, capsys: pyte
     assert "frames 32 or 36" in err
 
 
-@pytest.mark.parametrize("preset", ["vae/train/video_dc_ae", "demo/vae"])
-def test_presets(tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str) -> None:
-    table = write_table(tmp_path / "real.csv", [clip_row(path) for path in real_clips()])
+@pytest.mark.parametrize(
+    ("preset", "command"),
+    [
+        ("vae/train/video_dc_ae", "train vae"),
+        ("demo/vae", "train vae"),
+        ("vae/train/video_dc_ae_disc", "train vae-disc"),
+        ("diffusion/train/stage1", "train diffusion"),
+    ],
+)
+def test_presets_of_every_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], preset: str, command: str
+) -> None:
+    table = write_table(tmp_path / "real.csv", [clip_row(path) for path in real_clips()] * 6)
     code, out, err = said(capsys, "data", "check", table, preset)
     assert code == 0
     assert err == f"config: the preset `{preset}`\n"
-    assert " of 4 clips in buckets" in out
+    assert " of 24 clips in buckets" in out
+    _, out, _ = said(capsys, "data", "check", table, preset, "--json", "--no-files")
+    assert json.loads(out)["command"] == command
 
 
 def test_no_batch_is_exit_3_with_the_table(table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
