@@ -6,14 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-def autocast_dtype(x: Tensor) -> torch.dtype:
-    """The dtype in which autocast would run a convolution of x: x's own where autocast is off."""
-    kind = x.device.type
-    if kind == "meta":
-        return x.dtype
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
+from osora_cli.model.precision import autocast_dtype
 
 # torch hands an fp32 convolution of one clip to oneDNN only where channels x frames x rows are above this
 # (use_mkldnn in ATen/native/Convolution.cpp); below, its own kernel takes 2 to 10 times as

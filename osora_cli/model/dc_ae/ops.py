@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
-from osora_cli.model.conv import autocast_dtype
-from osora_cli.model.precision import autocast
+from osora_cli.model.precision import autocast, autocast_dtype
 
 
 def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:

@@ -7,7 +7,7 @@ which is not the order they run in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import torch
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig, strides
 from osora_cli.model.hunyuan_vae.layers import NORM_EPS, CausalConv3d, Downsample, MidBlock, Resnet, Upsample, carried
+from osora_cli.model.precision import autocast, autocast_is_on
 
 
 class _Block(nn.Module):
@@ -45,11 +46,9 @@ def _blocks(blocks: nn.ModuleList) -> list[_Block]:
 def unrounded(x: Tensor, weight: Tensor) -> AbstractContextManager[object]:
     """A block in which autocast is off, where weights and input are fp32; else it changes nothing."""
     kind = x.device.type
-    if kind == "meta":
-        return nullcontext()
     exact = x.dtype == weight.dtype == torch.float32
-    on = torch.is_autocast_enabled(kind) and not exact
-    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind) if on else None, enabled=on)
+    on = autocast_is_on(kind) and not exact
+    return autocast(kind, torch.get_autocast_dtype(kind) if on else None, enabled=on)
 
 
 class _Coder(nn.Module):

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from osora_cli.model.conv import Conv3d
+from osora_cli.model.precision import autocast_dtype, autocast_is_on
 
 NORM_EPS = 1e-6
 Stride = tuple[int, int, int]
@@ -20,13 +21,12 @@ Stride = tuple[int, int, int]
 
 def operand(x: Tensor) -> Tensor:
     """x as autocast would hand it to a convolution, cast early: what is done before it moves half the bytes."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+    return x.to(autocast_dtype(x))
 
 
 def carried(x: Tensor) -> Tensor:
     """fp32 under autocast: the residual stream, so that its sums are not rounded block by block, and norms' inputs."""
-    return x.float() if torch.is_autocast_enabled(x.device.type) else x
+    return x.float() if autocast_is_on(x.device.type) else x
 
 
 class CausalConv3d(nn.Module):
