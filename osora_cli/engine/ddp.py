@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from osora_cli.engine import adamw
 from osora_cli.engine.base import OptimSettings
 from osora_cli.engine.buffers import average_buffers
-from osora_cli.engine.single import NativeTrained
+from osora_cli.engine.single import NativeTrained, plain_groups
 from osora_cli.tensors import TensorShard
 
 
@@ -136,9 +136,16 @@ class ZeroOneTrained(DdpTrained):
 
     def _step(self, lr: float, skipped: torch.Tensor) -> None:
         self._local.found_inf = skipped  # type: ignore[attr-defined]
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+        self.set_lr(lr)
         self._optimizer.step()
+
+    def set_lr(self, lr: float) -> None:
+        super().set_lr(lr)  # the wrapper's group, which it copies to its own optimizer at a step
+        for group in self._local.param_groups:
+            group["lr"] = lr
+
+    def param_groups(self) -> list[dict[str, Any]]:
+        return plain_groups(self._local, len(self._masters))
 
     def masters_changed(self) -> None:
         """Each rank has changed the masters that it moves: the others get them."""

@@ -168,6 +168,7 @@ def _settled(watch: Watch, ranks: Ranks, error: OsoraError) -> OsoraError:
     earlier = watch.failure(wait_s=3.0 if lost else 1.0 if ranks.rank else 0.0)
     if earlier is None and not watch.post(error.message, error.exit_code):
         earlier = watch.failure()
+    watch.wait_until_heard()
     if earlier is not None and earlier.rank != ranks.rank:
         return Followed(f"rank {earlier.rank}: {earlier.message}", earlier.exit_code)
     if ranks.rank and not lost:

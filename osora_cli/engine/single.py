@@ -124,4 +124,7 @@ class NativeTrained:
 def plain_groups(optimizer: torch.optim.Optimizer, parameters: int) -> list[dict[str, Any]]:
     """The optimizer's one group as plain values; `params` counts all parameters, also those that other ranks hold."""
     (group,) = optimizer.param_groups
-    return [{**{k: v for k, v in group.items() if k != "params"}, "params": list(range(parameters))}]
+    # In the order of AdamW's own defaults: a wrapper may keep another, and files are to be the same for all plugins.
+    names = [*optimizer.defaults, *(name for name in group if name not in optimizer.defaults)]
+    values = {name: group[name] for name in names if name in group and name != "params"}
+    return [{**values, "params": list(range(parameters))}]

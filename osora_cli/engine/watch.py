@@ -100,8 +100,19 @@ class Watch:
             return None
         with suppress(RuntimeError):
             if store.check([_FAILED]):
+                store.set(f"heard-{self._ranks.rank}", "")
                 return Failure(**json.loads(store.get(_FAILED)))
         return None
+
+    def wait_until_heard(self) -> None:
+        """Rank 0 may keep the store: it stays until the others have read what failed, or `GRACE_S` have passed."""
+        store, until = self._ranks.store, time.monotonic() + GRACE_S
+        if store is None or not self._ranks.is_lead:
+            return
+        keys = [f"heard-{rank}" for rank in range(1, self._ranks.world_size)]
+        with suppress(RuntimeError):
+            while not store.check(keys) and time.monotonic() < until:
+                time.sleep(0.1)
 
     def silent_ranks(self) -> list[int]:
         """Ranks that gave no sign of life for as long as this one has listened, at least `DEAD_AFTER_S`."""

@@ -34,6 +34,7 @@ class RankServer:
     """
 
     def __init__(self, most: int) -> None:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `osora` sets it for ranks
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_PRELOAD)
         self._scratch = tempfile.TemporaryDirectory()
