@@ -1,0 +1,235 @@
+"""The MMDiT at full width and reduced depth on one GPU: step time, share of the GPU's peak, saves; verify and resume.
+
+    python tests/benchmarks/train_diffusion_full.py model [--shape 256px|high_compression] [--updates 12]
+    python tests/benchmarks/train_diffusion_full.py run   [--shape 256px|high_compression] [--updates 30] [--dir DIR]
+
+`model` times updates on random latents and text embeddings: forward, backward and optimizer, nothing else. `run` is
+`osora train diffusion` on clips that the script makes, with the full autoencoder at random weights and hashed texts of
+the full widths; it saves in the background, verifies and resumes.
+
+FLOPs are those of the matrix products of linear layers and attention, 2 for a multiplication with its addition: a
+forward, and twice as many in the backward. `model` FLOPs leave recomputed activations out (what is compared between
+ways of training), `hardware` FLOPs count them. The share is of 788 TFLOP/s, a dense bf16 rate that an H200 reaches in
+large products; its data sheet says 989.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from osora_cli.config.models.flux import FluxConfig
+from osora_cli.data.cached_batch import CachedBatch
+from osora_cli.data.media import write_video
+from osora_cli.engine.base import OptimSettings
+from osora_cli.engine.native import NativeEngine, pick_device
+from osora_cli.model.build import build_model
+from osora_cli.model.latents import FrozenParts, TextBundle
+from osora_cli.model.mmdit import MMDiT
+from osora_cli.trainer.conditions import LatentRules
+from osora_cli.trainer.diffusion import DiffusionTask, DiffusionTaskSettings
+from osora_cli.trainer.schedule import Schedule
+from osora_cli.trainer.task import StepContext
+
+PEAK = 788e12
+TEXT_TOKENS = 512
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is trained on: the preset, a bucket, and the latent that it has."""
+
+    preset: str
+    bucket: dict[str, Any]
+    clip: tuple[int, int, int]  # frames, height, width
+    latent: tuple[int, int, int, int]  # channels, frames, rows, columns
+    batch: int
+    patch: int
+    cond: bool
+
+
+SHAPES = {
+    "256px": Shape("stage1", {"256px_ar1:1": {"129": [1.0, 3]}}, (132, 256, 256), (16, 33, 32, 32), 3, 2, False),
+    "high_compression": Shape(
+        "high_compression", {"768px_ar1:1": {"128": [1.0, 2]}}, (130, 768, 768), (128, 32, 24, 24), 2, 1, True
+    ),
+}
+
+
+def network(shape: Shape, depth: list[int], tiny: bool) -> FluxConfig:
+    """The presets' network at another depth; `tiny`: at a width to try the script with."""
+    width = {"hidden_size": 32, "num_heads": 2, "axes_dim": [4, 6, 6], "vec_in_dim": 8, "context_in_dim": 16}
+    full = {"hidden_size": 3072, "num_heads": 24, "axes_dim": [16, 56, 56], "vec_in_dim": 768, "context_in_dim": 4096}
+    return FluxConfig(
+        in_channels=shape.latent[0] * shape.patch**2, patch_size=shape.patch, cond_embed=shape.cond, fused_qkv=False,
+        use_liger_rope=True, depth=depth[0], depth_single_blocks=depth[1], **(width if tiny else full),
+    )  # fmt: skip
+
+
+def forward_flops(config: FluxConfig, image: int, text: int, batch: int) -> tuple[float, float]:
+    """FLOPs of a forward: of all, and of the blocks alone, which are what is recomputed."""
+    width, mlp, tokens = config.hidden_size, config.mlp_dim, image + text
+    attention = 4 * tokens**2 * width
+    double = 2 * tokens * (4 * width**2 + 2 * width * mlp) + attention + 2 * 12 * width**2
+    single = 2 * tokens * (width * (3 * width + mlp) + (width + mlp) * width) + attention + 2 * 3 * width**2
+    blocks = config.depth * double + config.depth_single_blocks * single
+    ends = 2 * image * width * (2 * config.in_channels + config.cond_embed * config.cond_channels)
+    ends += 2 * text * width * config.context_in_dim
+    return batch * (blocks + ends), batch * blocks
+
+
+def make_batch(shape: Shape, config: FluxConfig, device: torch.device) -> CachedBatch:
+    """Random latents and text embeddings."""
+    channels, frames, rows, columns = shape.latent
+    count = shape.batch
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, device=device)
+
+    first = {("head", 1): draw(count, channels, 1, rows, columns)}
+    return CachedBatch(
+        video=torch.empty(count, 3, *shape.clip, dtype=torch.uint8, device="meta"), rows=tuple(range(count)),
+        positions=tuple(range(count)), texts=("",) * count, fps=(24.0,) * count, motion_scores=(float("nan"),) * count,
+        replaced=(), shortened=(), wait_s=0.0, latents=draw(count, channels, frames, rows, columns), parts=first,
+        t5=draw(count, TEXT_TOKENS, config.context_in_dim), clip=draw(count, config.vec_in_dim),
+    )  # fmt: skip
+
+
+def time_model(shape: Shape, args: argparse.Namespace) -> None:
+    """Updates on random latents, one after the other; the first three are left out."""
+    device = pick_device("auto")
+    config = network(shape, args.depth, args.tiny)
+    module = build_model(config, seed=1)
+    assert isinstance(module, MMDiT)
+    module.enable_grad_checkpoint(not args.keep_activations)
+    engine = NativeEngine(device, args.dtype, "none")
+    trained = engine.prepare(module, OptimSettings(1e-5, (0.9, 0.999), 1e-15, 0.0))
+    batch = make_batch(shape, config, device)
+    assert batch.t5 is not None
+    assert batch.clip is not None
+    settings = DiffusionTaskSettings(
+        patch_size=shape.patch, rules=LatentRules(4, not shape.cond), sigma_min=1e-5, dropout_t5=0.316,
+        dropout_clip=0.316, condition_weights={"t2v": 1.0, "i2v_head": 7.0} if shape.cond else None,
+        no_reference_loss=False, guidance=None, grad_clip=1.0,
+    )  # fmt: skip
+    null = TextBundle(batch.t5[:1], batch.clip[:1])
+    task = DiffusionTask(trained, engine, Schedule(1e-5), settings, FrozenParts(None, None, None), null)
+    seconds = []
+    for update in range(args.updates):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        began = time.perf_counter()
+        loss = task.micro_step(batch, StepContext(0, update, 0, 1, 0, 1))["loss"]
+        task.update(update)
+        value = float(loss)  # waits for the device
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    report_model(shape, config, args, statistics.median(seconds[3:] or seconds), value, module)
+    if device.type == "cuda":
+        print(f"peak memory         {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+
+
+def report_model(
+    shape: Shape, config: FluxConfig, args: argparse.Namespace, step: float, loss: float, module: MMDiT
+) -> None:
+    _, frames, rows, columns = shape.latent
+    image = frames * (rows // shape.patch) * (columns // shape.patch)
+    forward, blocks = forward_flops(config, image, TEXT_TOKENS, shape.batch)
+    model = 3 * forward
+    hardware = model + (0 if args.keep_activations else blocks)
+    parameters = sum(p.numel() for p in module.parameters())
+    print(f"network             {config.depth} + {config.depth_single_blocks} blocks, {parameters / 1e9:.3f} billion")
+    print(
+        f"batch               {shape.batch} x ({image} image + {TEXT_TOKENS} text) tokens, {args.dtype}, loss {loss:.4g}"
+    )
+    print(f"update, median      {step:.4f} s, {shape.batch * image / step:,.0f} image tokens/s")
+    for name, flops in (("model", model), ("hardware", hardware)):
+        print(f"{name:<9} FLOPs     {flops / 1e12:.1f} T, {flops / step / 1e12:.0f} TFLOP/s, {flops / step / PEAK:.1%}")
+
+
+def osora(*argv: str) -> str:
+    """`osora ARGV...`; what it printed, or an end with what it said."""
+    done = subprocess.run([sys.executable, "-m", "osora_cli", *argv], capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"osora {' '.join(argv)}: exit code {done.returncode}\n{done.stderr[-4000:]}")
+    return done.stdout + done.stderr
+
+
+def make_table(folder: Path, shape: Shape, count: int) -> Path:
+    """Clips of drifting stripes, and their table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    frames, height, width = shape.clip
+    rows, columns = np.mgrid[0:height, 0:width]
+    lines = ["path,text"]
+    for number in range(count):
+        waves = [np.sin((columns * (number + 1) + rows * 2 + 3 * t) / 23) for t in range(frames)]
+        grey = np.stack([(127 + 100 * wave).astype(np.uint8) for wave in waves])
+        write_video(folder / f"{number}.mp4", np.repeat(grey[..., None], 3, axis=-1), 24.0)
+        lines.append(f"{number}.mp4,stripes number {number}")
+    (folder / "plain.csv").write_text("\n".join(lines) + "\n")
+    osora("data", "meta", "--input", str(folder / "plain.csv"), "--output", str(folder / "clips.csv"))
+    return folder / "clips.csv"
+
+
+def time_run(shape: Shape, args: argparse.Namespace) -> None:
+    """The command itself, with saves in the background, a verdict on them, and a resume."""
+    folder = Path(args.dir)
+    table = make_table(folder / "clips", shape, 4 * shape.batch)
+    every = max(1, args.updates // 3)
+    texts = [json.dumps({"type": "text_embedder", "kind": "hashed_ngrams", "width": width, "max_length": length})
+             for width, length in ((4096, TEXT_TOKENS), (768, 77))]  # fmt: skip
+    osora(
+        "train", "diffusion", shape.preset, "--dataset.data-path", str(table), "--model.depth", str(args.depth[0]),
+        "--model.depth-single-blocks", str(args.depth[1]), "--ae.from-pretrained", "null", "--t5", texts[0],
+        "--clip", texts[1], "--bucket-config", json.dumps(shape.bucket), "--outputs", str(folder), "--exp-name", "run",
+        "--async-io", "--max-steps", str(args.updates), "--log-every", "1", "--ckpt-every", str(every),
+        "--num-workers", "6", "--dtype", args.dtype, "--warmup-ae",
+    )  # fmt: skip
+    run = folder / "run"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steady = [r for r in records if r["step"] > 3] or records
+    log = (run / "log.txt").read_text()
+    print(f"updates             {records[-1]['step']}, loss {records[0]['loss']:.4g} -> {records[-1]['loss']:.4g}")
+    print(f"update, median      {statistics.median(r['step_s'] for r in steady):.3f} s, autoencoder and data included")
+    print(f"data wait, median   {statistics.median(r['data_wait_s'] for r in steady):.4f} s")
+    memory = re.findall(r"peak memory ([0-9.]+) GiB", log)
+    print(f"peak memory         {max(map(float, memory)):.2f} GiB" if memory else "peak memory         not told")
+    for step, how in re.findall(r"Saved checkpoint .*? global_step (\d+) to \S+ \((.*)\)", log):
+        print(f"save at {step:>4}        {how}")
+    began = time.perf_counter()
+    osora("ckpt", "verify", str(run))
+    print(f"verified            {time.perf_counter() - began:.1f} s")
+    osora("resume", str(run), "--max-steps", str(args.updates + 2))
+    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    print(f"resumed             to update {steps[-1]}, each once: {len(steps) == len(set(steps))}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["model", "run"])
+    parser.add_argument("--shape", choices=list(SHAPES), default="256px")
+    parser.add_argument("--depth", type=int, nargs=2, default=[4, 8], metavar=("DOUBLE", "SINGLE"))
+    parser.add_argument("--updates", type=int, default=12)
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
+    parser.add_argument("--keep-activations", action="store_true", help="recompute nothing")
+    parser.add_argument("--tiny", action="store_true", help="of `model`: a small width, to try it without a GPU")
+    parser.add_argument("--dir", default="bench-diffusion")
+    args = parser.parse_args()
+    (time_model if args.what == "model" else time_run)(SHAPES[args.shape], args)
+
+
+if __name__ == "__main__":
+    main()
