@@ -9,8 +9,8 @@ the full widths; it saves in the background, verifies and resumes.
 
 FLOPs are those of the matrix products of linear layers and attention, 2 for a multiplication with its addition: a
 forward, and twice as many in the backward. `model` FLOPs leave recomputed activations out (what is compared between
-ways of training), `hardware` FLOPs count them. The share is of 788 TFLOP/s, a dense bf16 rate that an H200 reaches in
-large products; its data sheet says 989.
+ways of training), `hardware` FLOPs count them. The share is of 788 TFLOP/s, which other figures of osora are compared
+with as well; the data sheet of an H200 says 989 for dense bf16.
 """
 
 from __future__ import annotations
@@ -152,9 +152,8 @@ def report_model(
     hardware = model + (0 if args.keep_activations else blocks)
     parameters = sum(p.numel() for p in module.parameters())
     print(f"network             {config.depth} + {config.depth_single_blocks} blocks, {parameters / 1e9:.3f} billion")
-    print(
-        f"batch               {shape.batch} x ({image} image + {TEXT_TOKENS} text) tokens, {args.dtype}, loss {loss:.4g}"
-    )
+    tokens = f"({image} image + {TEXT_TOKENS} text) tokens"
+    print(f"batch               {shape.batch} x {tokens}, {args.dtype}, loss {loss:.4g}")
     print(f"update, median      {step:.4f} s, {shape.batch * image / step:,.0f} image tokens/s")
     for name, flops in (("model", model), ("hardware", hardware)):
         print(f"{name:<9} FLOPs     {flops / 1e12:.1f} T, {flops / step / 1e12:.0f} TFLOP/s, {flops / step / PEAK:.1%}")
