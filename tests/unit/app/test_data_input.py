@@ -7,16 +7,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
-from support.tables import raw_row, write_table
+from support.clips import make_clip
+from support.tables import clip_row, raw_row, write_table
 
 from osora_cli.app.data_check import check_table, load_training_config
 from osora_cli.app.data_input import check_buckets, load_table, make_sampler, spatial_step
+from osora_cli.app.feed import TableFeed
+from osora_cli.app.recipes import check_training
+from osora_cli.app.vae_input import check_vae_input
 from osora_cli.config.models.dc_ae import DcAeConfig
 from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig
 from osora_cli.config.schema import TrainConfig, TrainVaeConfig
 from osora_cli.config.sections import DatasetConfig
+from osora_cli.data.sampler import Position
 from osora_cli.data.stored_text import StoredColumn
-from osora_cli.errors import ConfigError
+from osora_cli.errors import ConfigError, DataError
 
 DC_AE = DcAeConfig(model_name="dc-ae-f32t4c128")
 
@@ -85,3 +90,28 @@ def test_a_config_is_taken_for_the_training_whose_schema_it_fulfils(tmp_path: Pa
     result = check_table(table, _vae(bucket_config={"256px": {32: (1.0, 1)}}), "train vae", ranks=2)
     assert result.missing == [0]
     assert result.error is not None
+
+
+def test_the_same_table_opens_a_training_and_no_batch_ends_it_before_its_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = [make_clip(tmp_path / f"{i}.mp4", 20, (96, 64)) for i in range(3)]
+    path = write_table(tmp_path / "t.csv", [{**clip_row(clip), "score_vmafmotion": 2.0} for clip in clips])
+    config = _vae(
+        dataset={"data_path": str(path), "vmaf": True, "fps_max": 30},
+        bucket_config={"64px": {8: (1.0, 1)}},
+        vae_loss_config={"perceptual_loss_weight": 0},
+        num_workers=0,
+    )
+    checked = check_vae_input(config)
+    table = check_table(path, config, "train vae").report.lines()
+    assert table[0].startswith("bucket ")
+    assert "\n".join(table) in "\n".join(checked.notes)
+    feed = TableFeed(checked.table, checked.sampler, config, Position(0, 0), pin_memory=False)
+    batch = next(feed.batches(0, 0))
+    assert batch.texts[0].endswith(" 24.0 FPS, 2 motion score.")
+    feed.close()
+    monkeypatch.setattr("osora_cli.model.build.build_model", None)
+    none = config.model_copy(update={"bucket_config": {"512px": {8: (1.0, 1)}}})
+    with pytest.raises(DataError, match="no bucket gives a batch"):
+        check_training("train vae", none)
