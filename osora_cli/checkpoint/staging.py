@@ -76,6 +76,21 @@ class SlabPool:
         array: Any = tensor.numpy()
         return Slab(tensor, memoryview(array))
 
+    def reserve(self, total_bytes: int) -> None:
+        """Make buffers for so many bytes now, as far as allowed: page-locking them takes longer than to fill them."""
+        while True:
+            with self._changed:
+                if self._made * self.slab_bytes >= total_bytes or self._made >= self._limit:
+                    return
+                try:
+                    slab = self._make()
+                except (RuntimeError, MemoryError):
+                    return  # the save itself will say so
+                if slab is None:
+                    return
+                self._free.append(slab)
+                self._changed.notify()
+
     def release(self, slab: Slab) -> None:
         with self._changed:
             self._free.append(slab)

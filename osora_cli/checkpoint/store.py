@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import xxhash
@@ -106,6 +107,19 @@ class CheckpointStore:
                 f"the run's folder `{self.run_dir}` was moved or replaced while the run went on",
                 hint="put it back under its name; checkpoints that were saved before are in it",
             )
+
+    def reserve(self, sharded: Mapping[str, Sequence[TensorShard]]) -> None:
+        """Make the buffers for this rank's tensors in the background, so that the first save need not wait for them.
+
+        Of use on a GPU in asynchronous mode, else it does nothing: there buffers are page-locked, which is slow.
+        """
+        tensors = [shard.tensor for shards in sharded.values() for shard in shards]
+        if not self._tools.async_io or self._pool is not None or not any(t.device.type == "cuda" for t in tensors):
+            return
+        total = sum(tensor.nbytes for tensor in tensors)
+        size = min(self._range_limit, max(PAGE, 1 << (total - 1).bit_length()))
+        pool = self._pool = SlabPool(size, self._buffer_bytes, pinned=True)
+        threading.Thread(target=pool.reserve, args=(total + size,), name="osora-reserve", daemon=True).start()
 
     def save(self, contents: CheckpointContents) -> None:
         """Save the state as it is now.

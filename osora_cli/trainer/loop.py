@@ -15,6 +15,7 @@ from osora_cli.data.loader import ClipBatch
 from osora_cli.engine.base import Engine, UpdateResult
 from osora_cli.errors import Interrupted, OsoraError, RunError
 from osora_cli.report.base import Observer
+from osora_cli.trainer.clock import SaveClock
 from osora_cli.trainer.evaluation import Evaluator
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.meter import Meter
@@ -71,7 +72,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
-        self._saved_at = time.monotonic()
+        self._clock = SaveClock(self.settings.ckpt_every_minutes, self.settings.log_every, self.engine)
         # What a checkpoint says: micro-batches after the last update are not in the weights, a resume takes them again.
         self._at_update = replace(self.progress)
         self._last: tuple[Meter, dict[str, UpdateResult]] | None = None
@@ -81,6 +82,8 @@ class Trainer:
 
     def run(self) -> Outcome:
         started = time.perf_counter()
+        if self.engine.device.type == "cuda":
+            self.store.reserve(self.state.contents(self._at_update, {}, None, {}).sharded)
         with Signals() as local:
             signals = Wishes(local, self.engine.ranks)
             if self._done(signals):
@@ -158,7 +161,11 @@ class Trainer:
         self._poll()
         signals.exchange()
         every = self.settings.ckpt_every
-        if signals.save_wanted or (every > 0 and self.progress.update % every == 0) or self._time_is_up():
+        if (
+            signals.save_wanted
+            or (every > 0 and self.progress.update % every == 0)
+            or self._clock.is_up(self.progress.update)
+        ):
             signals.saved()
             self._save()
 
@@ -201,24 +208,10 @@ class Trainer:
         self.on_progress(None)
         self._guard_save(self._submit)
 
-    def _time_is_up(self) -> bool:
-        """Whether `ckpt_every_minutes` have passed since the last save, by rank 0's clock.
-
-        Several ranks ask at logged updates only: those wait for each other anyway.
-        """
-        minutes, engine = self.settings.ckpt_every_minutes, self.engine
-        if minutes is None or (engine.world_size > 1 and self.progress.update % self.settings.log_every):
-            return False
-        due = time.monotonic() - self._saved_at >= 60 * minutes
-        if engine.world_size == 1:
-            return due
-        told = torch.tensor([float(due and engine.rank == 0)], device=engine.device)
-        return bool(engine.mean_over_ranks(told).item() > 0)
-
     def _submit(self) -> None:
         self._stop_if_stuck()
         at = self._at_update
-        self._saved_at = time.monotonic()
+        self._clock.saved()
         position = self.feed.state(at.epoch, at.step)
         position.update(self._skips.counts())
         self.store.save(self.state.contents(at, position, self.settings.batch_size, self.provenance))

@@ -214,6 +214,7 @@ class Osora(Method):
             folder / "run", async_io=True, backend=self.backend, keep_n_latest=1, on_event=self._on_event
         )
         self._shards = {g: [TensorShard.whole(k, t) for k, t in table.items()] for g, table in state.items()}
+        self._store.reserve(self._shards)  # as the trainer does when a run begins
 
     @property
     def in_flight(self) -> bool:

@@ -12,8 +12,7 @@ import torch
 from support.checkpoints import save
 
 from osora_cli.checkpoint.retention import permanent
-from osora_cli.trainer.loop import LoopSettings, Trainer
-from osora_cli.trainer.state import Progress
+from osora_cli.trainer.clock import SaveClock
 
 
 def steps(run: Path) -> list[int]:
@@ -56,21 +55,8 @@ class Ranks:
         return (values + self.rank_0) / 2 if self.rank else values / 2
 
 
-def trainer(engine: Any, minutes: float | None, update: int = 10, saved_ago: float = 120.0) -> Trainer:
-    settings = LoopSettings(
-        seed=0,
-        epochs=1,
-        max_steps=None,
-        accumulation=1,
-        log_every=10,
-        ckpt_every=0,
-        max_nonfinite=1,
-        on_save_error="stop",
-        batch_size=None,
-        ckpt_every_minutes=minutes,
-    )
-    parts: dict[str, Any] = dict.fromkeys(("state", "feed", "store", "observer"))
-    made = Trainer(settings=settings, engine=engine, provenance={}, progress=Progress(update=update), **parts)
+def clock(engine: Any, minutes: float | None, *, saved_ago: float = 120.0) -> SaveClock:
+    made = SaveClock(minutes, 10, engine)
     made._saved_at = time.monotonic() - saved_ago
     return made
 
@@ -78,18 +64,21 @@ def trainer(engine: Any, minutes: float | None, update: int = 10, saved_ago: flo
 @pytest.mark.parametrize(("saved_ago", "due"), [(120.0, True), (30.0, False)])
 def test_the_clock_alone(saved_ago: float, due: bool) -> None:
     alone = Ranks(0, world_size=1)
-    assert trainer(alone, 1.0, update=3, saved_ago=saved_ago)._time_is_up() is due
-    assert not trainer(alone, None)._time_is_up()
+    made = clock(alone, 1.0, saved_ago=saved_ago)
+    assert made.is_up(3) is due
+    made.saved()
+    assert not made.is_up(4)
+    assert not clock(alone, None).is_up(10)
     assert alone.asked == 0
 
 
 def test_rank_0_decides_and_the_others_follow() -> None:
-    assert trainer(Ranks(0), 1.0)._time_is_up()
-    assert trainer(Ranks(1, rank_0=1.0), 1.0, saved_ago=0.0)._time_is_up(), "its own clock says no"
-    assert not trainer(Ranks(1, rank_0=0.0), 1.0)._time_is_up(), "its own clock says yes"
+    assert clock(Ranks(0), 1.0).is_up(10)
+    assert clock(Ranks(1, rank_0=1.0), 1.0, saved_ago=0.0).is_up(10), "its own clock says no"
+    assert not clock(Ranks(1, rank_0=0.0), 1.0).is_up(10), "its own clock says yes"
 
 
 def test_ranks_do_not_wait_for_each_other_between_logged_updates() -> None:
     engine = Ranks(0)
-    assert not trainer(engine, 1.0, update=11)._time_is_up()
+    assert not clock(engine, 1.0).is_up(11)
     assert engine.asked == 0

@@ -99,6 +99,42 @@ def test_an_update_behind_before_update_does_not_reach_the_snapshot(tmp_path: Pa
     assert [event.kind for event in events] == ["submitted", "committed"] * 2
 
 
+def test_buffers_can_be_made_ahead() -> None:
+    """As many as the bytes take, never more than allowed, and used like the others."""
+    pool = SlabPool(4096, 10 * 4096, pinned=False)
+    pool.reserve(3 * 4096 + 1)
+    assert pool._made == len(pool._free) == 4
+    taken = [pool.take() for _ in range(10)]
+    assert all(taken)
+    assert pool.take() is None
+    small = SlabPool(4096, 2 * 4096, pinned=False)
+    small.reserve(1 << 30)
+    assert small._made == 2
+
+
+def test_on_the_host_nothing_is_made_ahead(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, async_io=True)
+    store.reserve(contents(1).sharded)
+    assert store._pool is None
+    store.close()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_first_save_uses_the_buffers_made_ahead(tmp_path: Path) -> None:
+    shards = [TensorShard.whole("w", torch.ones(100 << 20, device="cuda"))]
+    store = CheckpointStore(tmp_path, async_io=True)
+    store.reserve({"model": shards})
+    pool = store._pool
+    assert pool is not None
+    store.save(CheckpointContents(Counters(0, 1, 1, 1, 1), {"model": shards}))
+    store.before_update()
+    store.finish()
+    assert store._pool is pool
+    store.close()
+    assert verify(tmp_path / "epoch0-global_step1").verdict == "ok"
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_files_from_a_gpu_are_those_from_the_host(tmp_path: Path) -> None:
