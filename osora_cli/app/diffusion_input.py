@@ -47,7 +47,9 @@ def check_diffusion_input(config: TrainDiffusionConfig) -> DiffusionInput:
     check_buckets(config)
     table = load_table(config.dataset)
     sampler = make_sampler(table, config)
-    notes = [*resolved.notes, *table.notes, *missing_file_notes(table, config.dataset.max_bad_fraction)]
+    notes = [*resolved.notes, *table.notes]
+    if not config.cached_video:  # a cache serves without its clips
+        notes += missing_file_notes(table, config.dataset.max_bad_fraction)
     if config.dataset.vmaf:
         notes += _motion_notes(table)
     report = sampler_report(sampler)

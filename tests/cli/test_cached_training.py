@@ -108,6 +108,14 @@ def test_a_cache_that_is_not_there_is_an_error_with_its_command(home: Path) -> N
     assert not (home / "outputs/no").exists()
 
 
+def test_clips_are_not_needed_once_they_are_cached(home: Path, tmp_path: Path, cache: Finished) -> None:
+    for name in ("clips.csv", "tiny.yaml"):
+        (tmp_path / name).write_bytes((home / name).read_bytes())
+    flags = ("--cached-video", "--cached-text", "--cache-dir", str(home / "clips.cache"))
+    run = train(tmp_path, "no-clips", *flags)
+    assert [r["loss"] for r in records(run)] == [r["loss"] for r in records(train(home, "with-clips", *flags[:2]))]
+
+
 _MAKE = """
 import sys
 from osora_cli.app.data_cache import make_cache
