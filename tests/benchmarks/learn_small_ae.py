@@ -34,7 +34,7 @@ TINY = (
     "--model.encoder.width-list", "[32,64,128,128]", "--model.decoder.width-list", "[32,64,128,128]",
     "--model.encoder.depth-list", "[1,1,1,1]", "--model.decoder.depth-list", "[1,1,1,1]",
     "--bucket-config", '{"64px_ar1:1": {"16": [1.0, 4]}}', "--dtype", "fp32", "--num-workers", "1",
-    "--eval.number", "4", "--vae-loss-config.perceptual-loss-weight", "0", "--log-every", "5",
+    "--eval.number", "4", "--no-eval.raw-weights", "--vae-loss-config.perceptual-loss-weight", "0", "--log-every", "5",
     "--lr-scheduler.warmup-steps", "20", "--ema-decay", "0.9",
 )  # fmt: skip
 
@@ -89,7 +89,8 @@ def make_tables(home: Path, count: int, edge: int, batch: int) -> tuple[Path, Pa
 
 def curve(run: Path) -> list[dict[str, Any]]:
     """The evaluations of a run, their names without `eval/`."""
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    records = [record for record in lines if "kind" not in record]
     return [
         {k.removeprefix("eval/"): v for k, v in r.items() if k != "kind"} for r in records if r.get("kind") == "eval"
     ]
@@ -139,7 +140,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, help="of stage 1")
     parser.add_argument("--disc-updates", type=int, help="of stage 2; 0: no stage 2")
     parser.add_argument("--from", dest="start", choices=("stage1", "stage2", "report"), default="stage1")
-    args = parser.parse_args()
+    args = parser.parse_args(own)
     home, tiny = args.dir, args.tiny
     home.mkdir(parents=True, exist_ok=True)
     count = args.clips or (64 if tiny else 768)
@@ -156,13 +157,13 @@ def main() -> None:
         seconds[name] = round(time.perf_counter() - began, 1)
 
     if args.start == "stage1":
-        every = max(1, updates // 12)
+        every = max(1, updates // (6 if tiny else 16))
         stage("stage1", "vae", "vae/train/small_f8", "--max-steps", str(updates), "--eval-every", str(every))
         if disc_updates == 0:
             report(home, runs, seconds)
             return
     if args.start != "report" and disc_updates:
-        every = max(1, disc_updates // 6)
+        every = max(1, disc_updates // (2 if tiny else 6))
         small = ["--discriminator.ndf", "16", "--gen-loss-config.gen-start", "10", "--gen-loss-config.gen-ramp", "0"]
         stage(
             "stage2", "vae-disc", "vae/train/small_f8_disc", "--from-pretrained", runs["stage1"],
