@@ -1,7 +1,8 @@
-"""metrics.jsonl: one JSON object per logged update or evaluation, and files of JSON that hold any float.
+"""metrics.jsonl: one JSON object per logged update, evaluation or save, and files of JSON that hold any float.
 
-An evaluation's object has `"kind": "eval"`, the update as `step`, and its scores as `eval/NAME`; a logged update's has
-no `kind`. Fields: docs/metrics.md.
+An evaluation's object has `"kind": "eval"`, the update as `step`, and its scores as `eval/NAME`; a save's has
+`"kind": "save"`, the checkpoint's update as `step`, and `save/bytes`, `save/seconds`, `save/stall`, `save/gb_per_s`, or
+`save/error`; a logged update's has no `kind`. Fields: docs/metrics.md.
 
 Floats are written in the shortest form that reads back to the same bits. JSON has no infinities and no NaN: they
 are written as the strings "inf", "-inf" and "nan", which `float()` reads back.
@@ -19,10 +20,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from osora_cli.report.base import Record, RunStart, SilentObserver
+from osora_cli.report.base import Record, RunStart, SaveEvent, SilentObserver
 
 FILE_NAME = "metrics.jsonl"
 EVAL_KIND = "eval"
+SAVE_KIND = "save"
 
 _Key = tuple[str | None, int]
 
@@ -115,6 +117,17 @@ class MetricsFile(SilentObserver):
         self, update: int, scores: Mapping[str, float], pictures: Mapping[str, NDArray[np.uint8]]
     ) -> None:
         self._append({"step": update, "kind": EVAL_KIND, **{f"eval/{name}": value for name, value in scores.items()}})
+
+    def on_save(self, event: SaveEvent) -> None:
+        if self._file is None or event.counters is None or event.kind not in ("committed", "failed"):
+            return
+        record: dict[str, Any] = {"step": event.counters.actual_update_step, "kind": SAVE_KIND}
+        if event.kind == "failed":
+            self._append({**record, "save/error": event.error})
+            return
+        speed = event.bytes / 1e9 / event.seconds if event.seconds else None
+        numbers = {"bytes": event.bytes, "seconds": event.seconds, "stall": event.stall_seconds, "gb_per_s": speed}
+        self._append({**record, **{f"save/{name}": value for name, value in numbers.items()}})
 
     def _append(self, record: Record) -> None:
         if self._file is None:

@@ -135,6 +135,8 @@ class TensorBoardScalars(SilentObserver):
     def on_save(self, event: SaveEvent) -> None:
         if event.kind == "committed" and event.counters is not None:
             values = {"save/bytes": event.bytes, "save/seconds": event.seconds, "save/stall": event.stall_seconds}
+            if event.seconds:
+                values["save/gb_per_s"] = event.bytes / 1e9 / event.seconds
             self._scalars(event.counters.actual_update_step, values)
 
     def close(self) -> None:

@@ -198,7 +198,8 @@ def time_run(shape: Shape, args: argparse.Namespace) -> None:
         "--num-workers", "6", "--dtype", args.dtype, "--warmup-ae",
     )  # fmt: skip
     run = folder / "run"
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    records = [record for record in lines if "kind" not in record]
     steady = [r for r in records if r["step"] > 3] or records
     log = (run / "log.txt").read_text()
     print(f"updates             {records[-1]['step']}, loss {records[0]['loss']:.4g} -> {records[-1]['loss']:.4g}")
@@ -212,7 +213,8 @@ def time_run(shape: Shape, args: argparse.Namespace) -> None:
     osora("ckpt", "verify", str(run))
     print(f"verified            {time.perf_counter() - began:.1f} s")
     osora("resume", str(run), "--max-steps", str(args.updates + 2))
-    steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    steps = [record["step"] for record in lines if "kind" not in record]
     print(f"resumed             to update {steps[-1]}, each once: {len(steps) == len(set(steps))}")
 
 

@@ -42,7 +42,8 @@ def main() -> None:
         "--ckpt-every", str(every), "--num-workers", "6",
         "--vae-loss-config.perceptual-loss-weight", args.perceptual,
     )  # fmt: skip
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    records = [record for record in lines if "kind" not in record]
     steady = [r for r in records if r["step"] > 10]
     saving = [r for r in steady if r["step"] % every in range(1, 4) and r["step"] > every]
     log = (run / "log.txt").read_text()
@@ -57,7 +58,8 @@ def main() -> None:
     began = time.perf_counter()
     print(osora("ckpt", "verify", str(run)).strip().splitlines()[-2], f"({time.perf_counter() - began:.1f} s)")
     osora("resume", str(run), "--max-steps", str(args.updates + 5))
-    resumed = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    resumed = [record["step"] for record in lines if "kind" not in record]
     print(f"resumed             to update {resumed[-1]}, each once: {len(resumed) == len(set(resumed))}")
 
 

@@ -51,6 +51,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 
 def records(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl, each record without the times, which differ from run to run."""
+    """The updates in metrics.jsonl, each without the times, which differ from run to run."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [r for r in lines if r.get("kind") != "save"]
     return [{k: v for k, v in r.items() if not k.endswith("_s") and k != "peak_memory_gib"} for r in lines]

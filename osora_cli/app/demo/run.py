@@ -171,7 +171,8 @@ class _Demo:
         child = self._start(["resume", str(self.run_folder)])
         if child.wait() != 0:
             raise RunError(f"the resume ended with exit code {child.returncode}")
-        steps = [json.loads(line)["step"] for line in _metrics(self.run_folder)]
+        records = [json.loads(line) for line in _metrics(self.run_folder)]
+        steps = [record["step"] for record in records if "kind" not in record]
         if len(steps) != len(set(steps)):
             raise RunError("a step stands twice in metrics.jsonl")
         return f"logged up to update {before} before, went on to update {steps[-1]}; no update stands twice"

@@ -8,7 +8,10 @@ import struct
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,3 +152,37 @@ def test_write_json_replaces_whole_files(tmp_path: Path) -> None:
         write_json(path, {"bad": object()})
     assert json.loads(path.read_text(encoding="utf-8"))["size"] == [3, 4]
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.json"]
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A save event, as a store hands it over."""
+
+    kind: str
+    path: Path
+    counters: Any = None
+    bytes: int = 0
+    seconds: float = 0.0
+    stall_seconds: float = 0.0
+    error: str | None = None
+
+
+def test_saves_have_a_kind_of_their_own_and_are_cut_back_like_the_rest(tmp_path: Path) -> None:
+    observer = MetricsFile()
+    observer.on_start(RunStart(tmp_path))
+    for step in (1, 2):
+        observer.on_log(record(step))
+        counters = SimpleNamespace(actual_update_step=step)
+        observer.on_save(Saved("submitted", tmp_path, counters))
+        observer.on_save(Saved("committed", tmp_path, counters, bytes=4_000_000_000, seconds=2.0, stall_seconds=0.25))
+    observer.on_save(Saved("failed", tmp_path, SimpleNamespace(actual_update_step=3), error="no space"))
+    observer.on_save(Saved("removed", tmp_path))
+    observer.close()
+    observer.on_save(Saved("committed", tmp_path, counters))  # after the end: nothing, and no error
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    saves = [line for line in lines if line.get("kind") == "save"]
+    numbers = {"save/bytes": 4_000_000_000, "save/seconds": 2.0, "save/stall": 0.25, "save/gb_per_s": 2.0}
+    assert saves[0] == {"step": 1, "kind": "save", **numbers}
+    assert saves[-1] == {"step": 3, "kind": "save", "save/error": "no space"}
+    assert cut_back(tmp_path, 1) == 3
+    assert steps(tmp_path) == [1, 1]

@@ -119,3 +119,4 @@ def test_saves_are_scalars_at_their_own_update(tmp_path: Path) -> None:
     observer.close()
     assert read(tmp_path, "save/stall") == [(5, 0.25)]
     assert read(tmp_path, "save/bytes") == [(5, 10.0)]
+    assert read(tmp_path, "save/gb_per_s") == [(5, pytest.approx(5e-9))]
