@@ -14,6 +14,7 @@ from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts
 from osora_cli.data.check import sampler_report
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
+from osora_cli.engine.sequence import check_heads
 from osora_cli.errors import ConfigError
 
 
@@ -84,6 +85,7 @@ def check_ranks(config: TrainDiffusionConfig, world_size: int) -> None:
             hint=f"start it with `torchrun --nproc-per-node {settings.sp_size} -m osora_cli train diffusion ...`, or "
             "`--plugin zero2`",
         )
+    check_heads(config.model.num_heads, settings.sp_size)
 
 
 def _motion_notes(table: ClipTable) -> list[str]:

@@ -63,6 +63,10 @@ class NativeEngine:
     def prepare(self, module: nn.Module, optim: OptimSettings) -> Trained:
         if self.world_size == 1:
             return NativeTrained(module, optim, self.device, self._compute_dtype)
+        if self.ranks.sequence > 1:
+            from osora_cli.engine.sequence import split_tokens
+
+            split_tokens(module, self.device, self.ranks.sequence)
         shared = sharing(self.plugin, self._settings)
         if shared in ("zero2", "zero3"):
             from osora_cli.engine.fsdp import FsdpTrained

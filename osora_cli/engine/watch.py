@@ -22,6 +22,7 @@ _LOOK_S = 1.0
 BEAT_S = 3.0
 DEAD_AFTER_S = 30.0
 GRACE_S = 5.0  # for a rank to come out of its collective by itself
+HEARD_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ class Watch:
         return None
 
     def wait_until_heard(self) -> None:
-        """Rank 0 may keep the store: it stays until the others have read what failed, or `GRACE_S` have passed."""
-        store, until = self._ranks.store, time.monotonic() + GRACE_S
+        """Rank 0 may keep the store: it stays until the others have read what failed, or `HEARD_S` have passed."""
+        store, until = self._ranks.store, time.monotonic() + HEARD_S
         if store is None or not self._ranks.is_lead:
             return
         keys = [f"heard-{rank}" for rank in range(1, self._ranks.world_size)]
@@ -168,7 +169,7 @@ class Watch:
 
     def _end_after(self, failed: Failure) -> None:
         own = failed.rank == self._ranks.rank  # it has a message to say
-        if not self._stopped.wait(2 * GRACE_S if own else GRACE_S):
+        if not self._stopped.wait(HEARD_S + GRACE_S if own else GRACE_S):
             self._end(failed.exit_code or 1)
 
     def _end(self, code: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.distributed import RankServer
-from torch import Tensor
+from support.states import assembled, assert_near
 
 PLUGINS = ["ddp", "zero1", "zero2", "zero3"]
 _alone: dict[tuple[Any, ...], Any] = {}
@@ -19,28 +19,6 @@ def alone(ranks: RankServer, *order: Any) -> Any:
         name, *args = order
         _alone[order] = ranks.run(1, name, *args)[0]
     return _alone[order]
-
-
-def assembled(parts: list[list[tuple[str, int, Tensor]]]) -> dict[str, Tensor]:
-    """Whole tensors, flat, from what the ranks hold; replicas must agree."""
-    found: dict[str, dict[int, Tensor]] = {}
-    for rank in parts:
-        for key, start, tensor in rank:
-            held = found.setdefault(key, {})
-            if start in held and tensor.numel() and held[start].numel():
-                assert torch.equal(held[start], tensor), f"the ranks hold different values of `{key}`"
-            if tensor.numel() or start not in held:
-                held[start] = tensor
-    return {key: torch.cat([held[start] for start in sorted(held)]) for key, held in found.items()}
-
-
-def assert_near(got: dict[str, Tensor], expected: dict[str, Tensor], relative: float) -> None:
-    """All tensors together within `relative`; each, where sums of both signs cancel, within ten times that."""
-    assert got.keys() == expected.keys()
-    errors = {key: float((got[key].float() - value.float()).norm()) for key, value in expected.items()}
-    norms = {key: float(value.float().norm()) for key, value in expected.items()}
-    assert sum(e * e for e in errors.values()) ** 0.5 <= relative * sum(n * n for n in norms.values()) ** 0.5
-    assert {key: e for key, e in errors.items() if e > 10 * relative * norms[key] + 1e-9} == {}
 
 
 @pytest.mark.parametrize(

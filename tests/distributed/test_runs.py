@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import tiny
+from support import tiny, tiny_diffusion
+from support.disc import write_disc_config
 from support.process import osora
 from support.ranked import run_ranks, start_ranks, wait_until
 
@@ -133,3 +134,61 @@ def test_an_error_of_one_rank_is_said_by_it_and_ends_all(folder: Path) -> None:
     assert time.monotonic() - began < 60
     assert {r.code for r in results} == {3}
     assert sum("error:" in r.stderr for r in results) == 1, [r.stderr[-500:] for r in results]
+
+
+def test_two_ranks_learn_what_one_learns_from_the_same_clips(folder: Path) -> None:
+    """One process that adds two batches up against two ranks that take one each: stage 1, by the command line."""
+    alone = osora(
+        "train", "vae", "tiny.yaml", "--exp-name", "sum", "--accumulation-steps", "2", "--max-steps", "5",
+        "--epochs", "9", cwd=folder,
+    )  # fmt: skip
+    assert alone.code == 0, alone.stderr
+    shared = run_ranks(
+        2, "train", "vae", "tiny.yaml", "--exp-name", "mean", "--plugin", "zero2", "--max-steps", "5", cwd=folder
+    )
+    assert [r.code for r in shared] == [0, 0], shared
+    one, two = records(folder / "outputs/sum"), records(folder / "outputs/mean")
+    assert [r["samples"] for r in two] == [r["samples"] for r in one]
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-5)
+    assert two[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-5)
+    assert [r["loss"] for r in two] == pytest.approx([r["loss"] for r in one], rel=1e-4)
+
+
+@pytest.mark.parametrize("plugin", ["ddp", "zero1", "zero3"])
+def test_the_second_stage_over_ranks(tmp_path: Path, plugin: str) -> None:
+    """Both networks, stills mixed in, bf16; one rank goes on with what two have saved."""
+    tiny.make_table(tmp_path, clips=9)
+    write_disc_config(
+        tmp_path,
+        ckpt_every=0,
+        dtype="bf16",
+        mixed_image_ratio=0.5,
+        gen_loss_config={"gen_start": 2},
+        eval={"at_ends": False},
+    )
+    first = run_ranks(
+        2, "train", "vae-disc", "tiny.yaml", "--exp-name", "gan", "--plugin", plugin, "--max-steps", "3", cwd=tmp_path
+    )
+    assert [r.code for r in first] == [0, 0], [r.stderr[-1500:] for r in first]
+    run = tmp_path / "outputs/gan"
+    assert verify(run / "epoch1-global_step3").verdict == "ok"
+    alone = osora("resume", run, "--max-steps", "4", cwd=tmp_path)
+    assert alone.code == 0, alone.stderr
+    assert [len(record["samples"]) for record in records(run)] == [4, 4, 4, 2]
+    assert all("disc_loss" in record for record in records(run))
+
+
+def test_shared_tokens_by_the_command_line(tmp_path: Path) -> None:
+    """`plugin: hybrid` with sp_size 2: two ranks train on one sample's tokens as one process does on all."""
+    tiny.make_table(tmp_path, clips=5)
+    tiny_diffusion.write_config(tmp_path, max_steps=3, eval={"at_ends": False})
+    alone = osora("train", "diffusion", "tiny.yaml", "--exp-name", "one", cwd=tmp_path)
+    assert alone.code == 0, alone.stderr
+    hybrid = ["--plugin", "hybrid", "--plugin-config.sp-size", "2", "--plugin-config.zero-stage", "1"]
+    shared = run_ranks(2, "train", "diffusion", "tiny.yaml", "--exp-name", "two", *hybrid, cwd=tmp_path)
+    assert [r.code for r in shared] == [0, 0], [r.stderr[-1500:] for r in shared]
+    one, two = records(tmp_path / "outputs/one"), records(tmp_path / "outputs/two")
+    assert [r["samples"] for r in two] == [r["samples"] for r in one]
+    assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-5)
+    assert [r["loss"] for r in two] == pytest.approx([r["loss"] for r in one], rel=1e-4)
+    assert [r["grad_norm"] for r in two] == pytest.approx([r["grad_norm"] for r in one], rel=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ def network(kind: str) -> nn.Module:
     torch.manual_seed(5)
     if kind == "mmdit":
         return small_model()
+    if kind == "mmdit-four-heads":  # computed again in the backward pass, with condition and guidance
+        model = small_model(num_heads=4, axes_dim=[4, 4, 4], cond_embed=True, guidance_embed=True)
+        model.enable_grad_checkpoint()
+        return model
     model = lively(DcAe(light_config(time=2, space=4)))
     return model
 
@@ -45,15 +50,31 @@ def clip(seed: int) -> Tensor:
 
 def loss_of(kind: str, trained: Trained, samples: list[int]) -> Tensor:
     """Mean loss over samples, each drawn from its number."""
-    if kind == "mmdit":
+    if kind.startswith("mmdit"):
+        more = {"cond_embed": True, "guidance_embed": True} if kind == "mmdit-four-heads" else {}
         parts = []
         for number in samples:
-            inputs = inputs_for(small_config(), batch=1, seed=10 * number)
+            inputs = inputs_for(small_config(**more), batch=1, seed=10 * number)
             parts.append((trained.module(**inputs).float() - inputs["img"]).square().mean())
         return torch.stack(parts).mean()
     video = torch.cat([clip(number) for number in samples])
     reconstruction, _, _ = trained.module(video.to(trained.compute_dtype))
     return (reconstruction.float() - video).abs().mean()
+
+
+def alike(ranks: Ranks, kind: str, plugin: str, dtype: str, updates: int, stage: int) -> Any:
+    """Ranks that share each sample's tokens: all see all samples. Losses, norms and the first moment."""
+    ranks = replace(ranks, sequence=ranks.world_size)
+    trained = prepare(ranks, kind, plugin, dtype, zero_stage=stage, sp_size=ranks.world_size)
+    losses, norms, first = [], [], []
+    for update in range(updates):
+        samples = [update * 2, update * 2 + 1]
+        loss = loss_of(kind, trained, samples)
+        trained.backward(loss)
+        norms.append(float(trained.update(1e-3, 0.05).grad_norm))
+        losses.append(float(loss.detach()))
+        first = first or first_gradient(trained)
+    return {"losses": losses, "norms": norms, "moment": first}
 
 
 def prepare(ranks: Ranks, kind: str, plugin: str, dtype: str = "fp32", **settings: Any) -> Trained:
