@@ -14,7 +14,7 @@ from support.tiny_diffusion import CAUSAL
 
 from osora_cli.app.cached_feed import CachedFeed, open_cache
 from osora_cli.app.clip_cache import ClipCache, cache_folder
-from osora_cli.app.data_cache import Ranks, make_cache
+from osora_cli.app.data_cache import Ranks, epochs_needed, make_cache
 from osora_cli.app.data_input import make_sampler
 from osora_cli.app.frozen_parts import build_frozen_parts
 from osora_cli.config.diffusion import TrainDiffusionConfig
@@ -290,3 +290,20 @@ def test_digests_are_found_without_building_when_the_weights_have_not_changed(
 
     monkeypatch.setattr(cache_models, "build_frozen_parts", fail)
     feed_of(config)
+
+
+def test_buckets_left_to_chance_are_made_for_all_epochs_that_training_reaches(table: Path, tmp_path: Path) -> None:
+    chance = {"bucket_config": {"32px_ar1:1": {8: [0.5, 1]}}, "cache_dir": str(tmp_path / "cache")}
+    config = cached(table, **chance, epochs=12)
+    rows = ClipTable.load(table)
+    sampler = make_sampler(rows, config)
+    # A clip is in its bucket every other epoch: the first epoch does not have all of them, twelve do.
+    assert (sampler.bucket_ids(0) >= 0).sum() < 4
+    assert make_cache(config).clips_made == 4
+    feed = feed_of(config)
+    assert sum(1 for epoch in range(12) for _ in feed.batches(epoch, 0)) == sum(feed.steps(e) for e in range(12)) > 12
+    assert epochs_needed(config, make_sampler(rows, config)) == 12
+    few = cached(table, **chance, epochs=12, max_steps=4)
+    assert epochs_needed(few, make_sampler(rows, few)) < 12
+    sure = cached(table, epochs=12)
+    assert epochs_needed(sure, make_sampler(rows, sure)) == 1
