@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osora_cli.app.observers import make_observers
 from osora_cli.app.position import start_position
 from osora_cli.app.recipes import check_training
 from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
@@ -28,11 +29,7 @@ from osora_cli.engine.native import make_engine
 from osora_cli.engine.settings import MILLION, PluginSettings
 from osora_cli.errors import UsageError
 from osora_cli.report.base import ObserverGroup, RunStart
-from osora_cli.report.console import ConsoleReport, LogFile
-from osora_cli.report.eval_pictures import EvalPictures
-from osora_cli.report.jsonl import MetricsFile
-from osora_cli.report.tensorboard import TensorBoardScalars
-from osora_cli.report.wandb import WandbReport
+from osora_cli.report.console import ConsoleReport
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
 from osora_cli.trainer.numerics import flush_subnormals
@@ -159,7 +156,9 @@ def _train(
     quiet: bool,
 ) -> TrainResult:
     config = training.config
-    observer = _observers(config, quiet) if members.ranks.is_lead else ObserverGroup([ConsoleReport()])
+    observer = ObserverGroup([ConsoleReport()])
+    if members.ranks.is_lead:
+        observer = make_observers(config, plan.info.command, plan.folder, quiet=quiet)
     store: CheckpointStore | None = None
     feed: Feed | None = None
     try:
@@ -239,15 +238,6 @@ def _loop_settings(config: TrainConfig) -> LoopSettings:
         ckpt_every_minutes=config.ckpt_every_minutes,
         eval_at_ends=config.eval.at_ends,
     )
-
-
-def _observers(config: TrainConfig, quiet: bool) -> ObserverGroup:
-    observers: list[Any] = [ConsoleReport(quiet), LogFile(), MetricsFile(), EvalPictures()]
-    if config.tensorboard:
-        observers.append(TensorBoardScalars())
-    if config.wandb:
-        observers.append(WandbReport(config.wandb_project))
-    return ObserverGroup(observers)
 
 
 def _store(config: TrainConfig, plan: RunPlan, observer: ObserverGroup, members: Team) -> CheckpointStore:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 import typer.main
 
-from osora_cli.cli import ckpt, config, data, demo, doctor, infer, resume, train, weights
+from osora_cli.cli import ckpt, config, data, demo, doctor, infer, report, resume, train, weights
 from osora_cli.cli.argv import HELP_WORDS, has_flag, plan_invocation
 from osora_cli.cli.options import new_app
 from osora_cli.cli.output import Output, attempt
@@ -27,6 +27,7 @@ app.add_typer(infer.app, name="infer")
 app.add_typer(ckpt.app, name="ckpt")
 app.add_typer(weights.app, name="weights")
 app.add_typer(config.app, name="config")
+report.register(app)
 doctor.register(app)
 demo.register(app)
 

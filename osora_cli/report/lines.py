@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 
+from osora_cli.metrics.plateau import CONFIDENCE, MATERIAL, Trend
 from osora_cli.report.base import Record, SaveEvent
 
 GB = 1e9
+# Reads the committed line of `save_line` back, after the resolution of its numbers.
+SAVED = re.compile(
+    r"Saved checkpoint at epoch \d+, step \d+, global_step (?P<step>\d+) to .*"
+    r"\((?P<gb>[\d.]+) GB, (?P<seconds>[\d.]+) s(?:, [\d.]+ GB/s)?, stall (?P<stall>[\d.]+) s\)$"
+)
 
 
 # Key of a record, and how it stands in a line; in this order, left out where the record has no such number.
@@ -50,6 +57,25 @@ def evaluation_line(update: int, scores: Mapping[str, float]) -> str:
         else:
             parts.append(f"{name} {value:.2f} dB" if name.startswith("psnr") else f"{name} {value:.4g}")
     return f"scored at update {update}: {', '.join(parts)}"
+
+
+def trend_line(found: Trend, loss: str, advice: str | None) -> str | None:
+    """What a loss does at the end of its curve; None where there is too little of it to say anything."""
+    if found.fall is None or found.low is None or found.high is None:
+        return None
+    over = f"over updates {found.first} to {found.last}"
+    low, high = (-found.high, -found.low) if found.status == "rising" else (found.low, found.high)
+    band = f"{CONFIDENCE:.0%}: {100 * low:.2g} to {100 * high:.2g}"
+    rate = f"by {100 * abs(found.fall):.2g} % per 1,000 updates ({band}) {over}"
+    if found.status == "falling":
+        return f"{loss} is still falling {rate}"
+    if found.status == "rising":
+        return f"{loss} is rising {rate}"
+    if found.status == "flat":
+        then = f": {advice}" if advice else ""
+        return f"{loss} is flat since update {found.since}, it fell by less than {MATERIAL:.0%} {over}{then}"
+    between = f"by {100 * low:.2g} to {100 * high:.2g} % per 1,000 updates ({CONFIDENCE:.0%}; below 0 it rises)"
+    return f"no telling yet whether {loss} still falls: {between} {over}"
 
 
 def save_line(event: SaveEvent) -> str:
