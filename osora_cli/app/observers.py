@@ -11,6 +11,7 @@ from osora_cli.report.console import ConsoleReport, LogFile
 from osora_cli.report.eval_pictures import EvalPictures
 from osora_cli.report.jsonl import MetricsFile
 from osora_cli.report.plateau_watch import PlateauWatch
+from osora_cli.report.profile import ProfileTrace
 from osora_cli.report.tensorboard import TensorBoardScalars
 from osora_cli.report.wandb import WandbReport
 
@@ -22,6 +23,8 @@ def make_observers(config: TrainConfig, command: str, run: Path, *, quiet: bool)
         observers.append(TensorBoardScalars())
     if config.wandb:
         observers.append(WandbReport(config.wandb_project))
+    if config.profile:
+        observers.append(ProfileTrace(config.profile_updates))
     # Last, after the file that it reads the past from; what it has to say goes to all the others.
     watch = PlateauWatch(lambda line: group.on_event("note", line, {}), disc_advice(command, run))
     group = ObserverGroup([*observers, watch])
