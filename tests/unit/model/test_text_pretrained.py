@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import string
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,9 @@ from osora_cli.model.text_pretrained import ClipTextEmbedder, T5TextEmbedder
 WHY = "the extra `text` is not installed: python -m pip install 'osora[text]'"
 transformers = pytest.importorskip("transformers", reason=WHY)
 sentencepiece = pytest.importorskip("sentencepiece", reason=WHY)
+text_encoders = pytest.importorskip("support.text_encoders")
+make_t5, make_clip, clip_text_config = text_encoders.make_t5, text_encoders.make_clip, text_encoders.clip_text_config
+START, END, CLIP_LENGTH = text_encoders.START, text_encoders.END, text_encoders.CLIP_LENGTH
 pytestmark = [
     # Of sentencepiece's SWIG types, and of transformers before 5 about a default of its tokenizers.
     pytest.mark.filterwarnings("ignore:builtin type .* has no __module__ attribute:DeprecationWarning"),
@@ -27,56 +28,17 @@ pytestmark = [
 ]
 
 TEXTS = ["a dog runs over the green hill", "", "The CAT, sleeping", "waves " * 60, "  Ｆｕｌｌ ﬁne  café 熊\n\t"]
-# Enough different words for a vocabulary of 200 pieces.
-_RNG = random.Random(0)
-WORDS = ["".join(_RNG.choices(string.ascii_lowercase, k=_RNG.randint(2, 7))) for _ in range(300)]
-CORPUS = [f"The {' '.join(_RNG.choices(WORDS, k=5))} over a dog, slowly." for _ in range(600)]
-START, END = "<|startoftext|>", "<|endoftext|>"
-T5_LENGTH, CLIP_LENGTH = 24, 16
+T5_LENGTH = 24
 
 
 @pytest.fixture(scope="module")
 def t5_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole T5, decoder too, as the released ones are kept: a `.bin` file and a sentencepiece model."""
-    folder = tmp_path_factory.mktemp("t5")
-    (folder / "corpus.txt").write_text("\n".join(CORPUS))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "corpus.txt"), model_prefix=str(folder / "spiece"), vocab_size=200, minloglevel=2,
-        pad_id=0, eos_id=1, unk_id=2, bos_id=-1, num_threads=1,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        vocab_size=304, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    model = transformers.T5ForConditionalGeneration(config)
-    config.save_pretrained(folder)
-    torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    return folder
+    return make_t5(tmp_path_factory.mktemp("t5"))
 
 
 @pytest.fixture(scope="module")
 def clip_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The text half of a CLIP, with the end id of the released one's config, which is not the tokenizer's."""
-    folder = tmp_path_factory.mktemp("clip")
-    letters = "abcdefghijklmnopqrstuvwxyz,."
-    merges = [("t", "h"), ("th", "e</w>"), ("d", "o"), ("do", "g</w>"), ("r", "u"), ("e", "e")]
-    units = [*letters, *(f"{letter}</w>" for letter in letters), *("".join(pair) for pair in merges), START, END]
-    (folder / "vocab.json").write_text(json.dumps({unit: index for index, unit in enumerate(units)}))
-    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *(" ".join(pair) for pair in merges)]) + "\n")
-    torch.manual_seed(0)
-    model = transformers.CLIPTextModel(clip_text_config(len(units)))
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    return folder
-
-
-def clip_text_config(vocabulary: int) -> Any:
-    return transformers.CLIPTextConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        max_position_embeddings=CLIP_LENGTH, bos_token_id=0, pad_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+    return make_clip(tmp_path_factory.mktemp("clip"))
 
 
 def build(folder: Path | str, max_length: int | None, **more: Any) -> Any:
