@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from osora_cli.app.cache_models import CacheModels
-from osora_cli.config.diffusion import TrainDiffusionConfig, compression, is_causal
+from osora_cli.config.diffusion import TrainDiffusionConfig
+from osora_cli.config.models.autoencoder import compression, is_causal
 from osora_cli.data.cache import WHOLE, ClipShape, FileIdentity, KnownFiles, WindowRule, latent_key, text_key
 from osora_cli.data.cache_store import Store
 from osora_cli.data.cached_batch import Part

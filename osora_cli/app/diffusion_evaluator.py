@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from osora_cli.app.data_input import spatial_step
-from osora_cli.config.diffusion import TrainDiffusionConfig, compression, is_causal
+from osora_cli.config.diffusion import TrainDiffusionConfig
+from osora_cli.config.models.autoencoder import compression, is_causal
 from osora_cli.config.sampling import SamplingOption
 from osora_cli.data.aspect import resolve_resolution
 from osora_cli.data.fixed_clips import FixedClip, plan_fixed_clips, read_fixed_clips

@@ -13,7 +13,8 @@ from osora_cli.app.frozen_parts import build_frozen_parts, warm_up
 from osora_cli.app.schedules import make_schedule, total_updates
 from osora_cli.app.vae_start import StartWeights
 from osora_cli.checkpoint.reader import CheckpointReader
-from osora_cli.config.diffusion import TrainDiffusionConfig, compression, is_causal
+from osora_cli.config.diffusion import TrainDiffusionConfig
+from osora_cli.config.models.autoencoder import compression, is_causal
 from osora_cli.config.values import effective_lr, effective_warmup_steps
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine, OptimSettings

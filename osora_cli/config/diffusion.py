@@ -7,16 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from osora_cli.config.base import Float, Int, Section
-from osora_cli.config.models import dc_ae, hunyuan_vae
-from osora_cli.config.models.dc_ae import DcAeConfig
+from osora_cli.config.models.autoencoder import AutoencoderSection, compression, is_causal, latent_channels
 from osora_cli.config.models.flux import Count, FluxConfig
-from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig
 from osora_cli.config.models.text import TextEmbedderConfig
 from osora_cli.config.sampling import SamplingOption
 from osora_cli.config.schema import TrainConfig
 from osora_cli.errors import ConfigError
-
-AutoencoderConfig = Annotated[HunyuanVaeConfig | DcAeConfig, Field(discriminator="type")]
 
 ConditionType = Literal[
     "t2v", "i2v_head", "i2v_tail", "i2v_loop", "v2v_head", "v2v_tail", "v2v_head_easy", "v2v_tail_easy"
@@ -35,7 +31,7 @@ class TrainDiffusionConfig(TrainConfig):
     """`osora train diffusion`."""
 
     model: FluxConfig = Field(..., description="the diffusion transformer")
-    ae: AutoencoderConfig = Field(..., description="the frozen autoencoder, hunyuan_vae or dc_ae")
+    ae: AutoencoderSection = Field(..., description="the frozen autoencoder, hunyuan_vae or dc_ae")
     ae_use_ema: bool = Field(True, description="of an own autoencoder's checkpoint, take the averaged weights")
     ae_batch_size: Int | None = Field(None, ge=1, description="clips encoded at a time; null: the whole batch")
     compile_ae: bool = Field(False, description="compile the autoencoder's encoder")
@@ -75,27 +71,6 @@ class TrainDiffusionConfig(TrainConfig):
     sampling_option: SamplingOption = Field(
         default_factory=SamplingOption, description="how `eval` samples the clips that it shows"
     )
-
-
-def compression(ae: HunyuanVaeConfig | DcAeConfig) -> tuple[int, int]:
-    """Frames and pixels per latent, (time, space)."""
-    return dc_ae.compression(ae) if isinstance(ae, DcAeConfig) else hunyuan_vae.compression(ae)
-
-
-def latent_channels(ae: HunyuanVaeConfig | DcAeConfig) -> int:
-    """Channels of the autoencoder's latents."""
-    return dc_ae.latent_channels(ae) if isinstance(ae, DcAeConfig) else ae.latent_channels
-
-
-def is_causal(ae: HunyuanVaeConfig | DcAeConfig) -> bool:
-    """Whether the first frame is a latent frame of its own."""
-    return isinstance(ae, HunyuanVaeConfig)
-
-
-def latent_size(ae: HunyuanVaeConfig | DcAeConfig, frames: int, height: int, width: int) -> tuple[int, int, int]:
-    """Latent frames, rows and columns of a clip that the autoencoder takes."""
-    time, space = compression(ae)
-    return (frames - 1) // time + 1, (height - 1) // space + 1, (width - 1) // space + 1
 
 
 def check_parts(config: TrainDiffusionConfig) -> None:

@@ -15,7 +15,8 @@ from osora_cli.app.train_diffusion import latent_rules
 from osora_cli.app.train_vae import optim_settings, task_settings
 from osora_cli.app.train_vae_disc import disc_optim_settings, gan_settings
 from osora_cli.app.vae_start import freeze
-from osora_cli.config.diffusion import TrainDiffusionConfig, compression
+from osora_cli.config.diffusion import TrainDiffusionConfig
+from osora_cli.config.models.autoencoder import compression
 from osora_cli.config.models.text import DEFAULT_MAX_LENGTH, TextEmbedderConfig
 from osora_cli.config.schema import TrainConfig, TrainVaeConfig
 from osora_cli.config.vae_disc import TrainVaeDiscConfig

@@ -35,6 +35,11 @@ def is_causal(config: Autoencoder) -> bool:
     return isinstance(config, HunyuanVaeConfig)
 
 
+def latent_channels(config: Autoencoder) -> int:
+    """Channels of the latents."""
+    return config.latent_channels if isinstance(config, HunyuanVaeConfig) else dc_ae.latent_channels(config)
+
+
 def tile_names(config: Autoencoder) -> tuple[str, str]:
     """The keys that hold the edge of a tile in pixels and its length in frames."""
     if isinstance(config, HunyuanVaeConfig):

@@ -11,9 +11,10 @@ import pytest
 from support.golden import load_json
 from support.tiny_diffusion import CAUSAL, CONFIG, MODEL
 
-from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts, compression, is_causal, latent_channels
+from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts
 from osora_cli.config.freeze import to_plain
 from osora_cli.config.load import load_config
+from osora_cli.config.models.autoencoder import compression, is_causal, latent_channels
 from osora_cli.config.presets import preset_root
 from osora_cli.config.values import effective_lr
 from osora_cli.errors import ConfigError
