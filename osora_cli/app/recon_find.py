@@ -210,17 +210,22 @@ def _with_tiles(merged: Autoencoder, given: Autoencoder, trained: Trained | None
         return merged
     update = {}
     time, _ = compression(merged)
-    frames = (trained.frames - is_causal(merged)) // time * time
+    frames = trained.frames - is_causal(merged)
+    # Stills, or lengths between two latents, are no tile.
+    whole = frames % time == 0 and frames >= 2 * time
     edge_name, length_name = tile_names(merged)
-    for on, name, unit, size, least in (
-        (merged.use_spatial_tiling, edge_name, "px", trained.edge, 1),
-        (merged.use_temporal_tiling, length_name, "frames", frames, 2 * time),
+    for on, name, unit, size, fits in (
+        (merged.use_spatial_tiling, edge_name, "px", trained.edge, True),
+        (merged.use_temporal_tiling, length_name, "frames", frames, whole),
     ):
         if not on:
             continue
         mine = getattr(merged, name)
-        if name not in given.model_fields_set and size >= least:
+        if name not in given.model_fields_set and fits:
             update[name] = size
         elif mine != size:
-            notes.append(f"model.{name} is {mine} {unit}, the model was trained on {size} {unit}: expect artefacts")
+            cure = f"; `--model.{name.replace('_', '-')} {size}` takes the trained size" if fits else ""
+            notes.append(
+                f"model.{name} is {mine} {unit}, the model was trained on {size} {unit}: expect artefacts{cure}"
+            )
     return merged.model_copy(update=update)

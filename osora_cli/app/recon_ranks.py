@@ -80,7 +80,7 @@ def _write(place: Path, rank: int, work: RankWork) -> None:
         for row, clip in work.shown.items()
         for side in (1, 2)
     }
-    np.savez(place / f"{rank}.npz", allow_pickle=False, **pixels)
+    np.savez(place / f"{rank}.npz", **pixels)
     beside = place / f".{rank}.{os.getpid()}.tmp"
     beside.write_text(text, encoding="utf-8")
     beside.replace(place / f"{rank}.json")

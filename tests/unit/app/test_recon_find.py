@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from safetensors.torch import save_file
 from support.recon import TRAINING, config, make_run, weights
+from support.tiny import CONFIG
 
 from osora_cli.app.recon_find import find_autoencoder, trained_size
 from osora_cli.app.reconstruct import reconstruct
+from osora_cli.config.freeze import write_config
 from osora_cli.config.models.dc_ae import DcAeConfig
-from osora_cli.config.schema import ReconstructConfig
+from osora_cli.config.schema import ReconstructConfig, TrainVaeConfig
 from osora_cli.errors import CheckpointError, ConfigError
 
 
@@ -97,8 +99,20 @@ def test_tiles_are_of_the_trained_size_unless_given(run: Path) -> None:
     given = found(use_spatial_tiling=True, spatial_tile_size=64)
     assert given.config.spatial_tile_size == 64
     assert len(given.notes) == 1
-    assert "trained on 32 px" in given.notes[0]
+    assert "trained on 32 px: expect artefacts; `--model.spatial-tile-size 32` takes" in given.notes[0]
     assert found().chunk == 8
+
+
+def test_a_run_on_stills_names_no_tile(tmp_path: Path) -> None:
+    run = tmp_path / "stills"
+    run.mkdir()
+    write_config(TrainVaeConfig.model_validate({**CONFIG, "bucket_config": {"32px_ar1:1": {1: [1.0, 2]}}}), run)
+    trained = run / "model.safetensors"
+    save_file(weights(1), trained)
+    model = {"from_pretrained": str(trained), "use_temporal_tiling": True, "temporal_tile_size": 16}
+    found = find_autoencoder(DcAeConfig.model_validate(model))
+    assert (found.config.temporal_tile_size, found.chunk) == (16, 1)
+    assert found.notes == ["model.temporal_tile_size is 16 frames, the model was trained on 1 frames: expect artefacts"]
 
 
 def test_trained_size_is_the_longest_and_largest_of_the_buckets() -> None:
