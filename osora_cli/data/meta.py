@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from osora_cli.errors import DataError
 
 FILLED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
 _WHOLE = frozenset({"num_frames", "height", "width", "resolution"})
+_ENDINGS_SHOWN = 8
 
 
 @dataclass
@@ -134,10 +136,16 @@ def load_meta_table(source: Path, output: Path, root: Path | None) -> MetaTable:
 def _from_folder(folder: Path, output: Path) -> MetaTable:
     """Every video and still below a folder, hidden ones left out, in the order of their names."""
     files: list[Path] = []
+    others: Counter[str] = Counter()
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        known = (Path(place, name) for name in names if not name.startswith("."))
-        files += [path for path in known if path.suffix.lower() in STILL_EXTENSIONS | VIDEO_EXTENSIONS]
+        others["linked folder"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
+        for path in (Path(place, name) for name in names if not name.startswith(".")):
+            ending = path.suffix.lower()
+            if ending in STILL_EXTENSIONS | VIDEO_EXTENSIONS:
+                files.append(path)
+            else:
+                others[ending or "no ending"] += 1
     if not files:
         kinds = " ".join(sorted(STILL_EXTENSIONS | VIDEO_EXTENSIONS))
         raise DataError(f"no video and no still in folder `{folder}`", allowed=kinds)
@@ -150,7 +158,18 @@ def _from_folder(folder: Path, output: Path) -> MetaTable:
         values={name: [""] * len(found) for name in FILLED},
         written=[path_for(path, output) for path in found],
         files=list(found),
+        notes=_passed_over(others),
     )
+
+
+def _passed_over(others: Counter[str]) -> list[str]:
+    """What in a folder is no clip by its name, counted by ending."""
+    counts = [f"{ending}: {count}" for ending, count in others.most_common() if count]
+    if not counts:
+        return []
+    more = f", and {len(counts) - _ENDINGS_SHOWN} more endings" if len(counts) > _ENDINGS_SHOWN else ""
+    total = sum(others.values())
+    return [f"{total} of the folder's entries are passed over ({', '.join(counts[:_ENDINGS_SHOWN])}{more})"]
 
 
 def path_for(file: str, output: Path) -> str:

@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (top / "._b.mp4").write_text("what macOS leaves behind")
     (top / ".hidden").mkdir()
     make_clip(top / ".hidden" / "e.mp4", frames=3)
+    (top / "again").symlink_to(top / "sub")
     return top
 
 
@@ -69,6 +70,7 @@ def test_a_folder_becomes_a_table_that_training_reads(folder: Path) -> None:
     )
     assert (result.rows, result.probed, result.output) == (7, 9, output)
     assert [path for path, _ in result.bad] == ["clips/broken.mp4", "clips/sub/empty.avi"]
+    assert result.notes == ("2 of the folder's entries are passed over (linked folder: 1, .txt: 1)",)
     assert result.bad_report == folder.parent / "meta.bad.csv"
     assert read(result.bad_report) == [{"path": path, "reason": reason} for path, reason in result.bad]
     assert (seen[0], seen[-1]) == ((0, 9), (9, 9))

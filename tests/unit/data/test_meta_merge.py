@@ -92,7 +92,10 @@ def test_paths_written_in_another_way_are_the_same_file(
 def test_a_folder_of_clips_with_a_table_of_captions(clips: Path, tmp_path: Path) -> None:
     result = make_meta(tmp_path, tmp_path / "out.csv", merge=[clips])
     assert [row["text"] for row in read(tmp_path / "out.csv")] == ["one", "None", ""]
-    assert result.notes == (f"`{clips}` is merged into 3 of 3 rows",)
+    assert result.notes == (
+        "1 of the folder's entries are passed over (.csv: 1)",
+        f"`{clips}` is merged into 3 of 3 rows",
+    )
 
 
 def test_columns_of_parquet_keep_their_type(clips: Path, tmp_path: Path) -> None:
