@@ -48,7 +48,9 @@ class TrainConfig(LoaderConfig):
     )
 
     dtype: Dtype = Field("bf16", description="dtype of the computation; parameters and optimizer are always fp32")
-    engine: Literal["auto", "native"] = Field("auto", description="who owns parameters, precision and sharding")
+    engine: Literal["auto", "native", "colossalai"] = Field(
+        "auto", description="who owns and shards parameters; auto: colossalai where it is there and can, else native"
+    )
     plugin: Plugin = Field("zero2", description="how ranks share the state")
     plugin_config: PluginConfig = Field(default_factory=PluginConfig, description="settings of the plugin")
     grad_clip: Float = Field(1.0, ge=0, description="largest global gradient norm; 0: no clipping")

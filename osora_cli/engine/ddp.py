@@ -24,7 +24,7 @@ from osora_cli.engine.single import NativeTrained, plain_groups
 from osora_cli.tensors import TensorShard
 
 
-class _Ddp(DistributedDataParallel):
+class Ddp(DistributedDataParallel):
     """DDP that shows the network's own attributes, and stands aside while the network is frozen or only looked at.
 
     A frozen network (the discriminator, while the autoencoder learns) gets no gradients: DDP would wait for them.
@@ -63,22 +63,23 @@ class DdpTrained(NativeTrained):
         bucket_mib: int = 25,
     ) -> None:
         super().__init__(module, optim, device, compute_dtype)
-        on_gpu = device.type == "cuda"
-        self._ddp = _Ddp(
-            self.module,
-            device_ids=[device.index] if on_gpu else None,
-            **_buffers_stay(),
-            gradient_as_bucket_view=True,
-            bucket_cap_mb=bucket_mib,
+        options: dict[str, Any] = {
+            "device_ids": [device.index] if device.type == "cuda" else None,
+            "gradient_as_bucket_view": True,
+            "bucket_cap_mb": bucket_mib,
             # Without it DDP lays its buckets out anew after the first step, in the order of that step: a resumed run
             # would sum in another order than the run that went on.
-            find_unused_parameters=True,
-        )
+            "find_unused_parameters": True,
+        }
+        self._ddp = self._wrap(self.module, options)
         if self._working is not None:
             self._master_of: dict[torch.Tensor, nn.Parameter] = dict(zip(self._working, self._parameters, strict=True))
             # DDP looks at a hook's annotations, which here are strings: a lambda has none.
             self._ddp.register_comm_hook(None, lambda _, bucket: self._reduce_in_fp32(bucket))
         self.module = self._ddp
+
+    def _wrap(self, module: nn.Module, options: dict[str, Any]) -> Ddp:
+        return Ddp(module, **options, **_buffers_stay())
 
     def _moves_gradients(self) -> bool:
         return not self._ddp.require_backward_grad_sync

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from osora_cli.engine.base import OptimSettings, Trained
+from osora_cli.engine.base import Engine, OptimSettings, Trained
+from osora_cli.engine.colossal_install import check_colossal, is_installed
 from osora_cli.engine.ranks import SINGLE_RANK, Ranks
 from osora_cli.engine.settings import PluginSettings, check_plugin, sharing
 from osora_cli.engine.single import NativeTrained
@@ -120,17 +121,26 @@ def make_engine(
     deterministic: bool,
     ranks: Ranks = SINGLE_RANK,
     settings: PluginSettings | None = None,
-) -> NativeEngine:
-    """The engine that a config asks for.
+) -> Engine:
+    """The engine that a config asks for. `auto`: colossalai where it is installed and can run the plugin by ZeRO on a
+    GPU, else native.
 
     Args:
         device: this rank's device, or `auto`, `cpu` or `cuda`.
 
     Raises:
         ConfigError: no engine of that name, or a plugin that cannot be.
-        SetupError: no such device.
+        SetupError: no such device, or colossalai is not there.
     """
-    if engine not in ("auto", "native"):
-        raise ConfigError(f"engine `{engine}` is not known", allowed="auto, native")
+    if engine not in ("auto", "native", "colossalai"):
+        raise ConfigError(f"engine `{engine}` is not known", allowed="auto, native, colossalai")
     place = pick_device(device, ranks.local_rank) if isinstance(device, str) else device
+    settings = settings or PluginSettings()
+    shared = sharing(plugin, settings)
+    fits = shared in ("zero1", "zero2") and settings.replicate == 1 and place.type == "cuda"
+    if engine == "colossalai" or (engine == "auto" and fits and is_installed()):
+        check_colossal(shared, settings, place.type)
+        from osora_cli.engine.colossal import ColossalEngine
+
+        return ColossalEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)
     return NativeEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)

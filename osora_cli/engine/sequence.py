@@ -91,7 +91,7 @@ class _Splitter:
         return (), dict(inputs)
 
     def _join(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor:
-        joined: Tensor = _GatherTokens.apply(output, self._image, self._group)
+        joined: Tensor = _GatherTokens.apply(output, self._image, self._group)  # type: ignore[no-untyped-call]
         return joined
 
 
@@ -133,7 +133,7 @@ class _SharedHeads:
 
 def _exchange(x: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
     """Rows of a matrix, `sent[r]` to rank r and `received[r]` from it, with the way back for gradients."""
-    out: Tensor = _Exchange.apply(x, sent, received, group)
+    out: Tensor = _Exchange.apply(x, sent, received, group)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -144,7 +144,7 @@ class _Exchange(torch.autograd.Function):
         return _all_to_all(x, sent, received, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         return _all_to_all(grad, ctx.received, ctx.sent, ctx.group), None, None, None
 
 
@@ -172,5 +172,5 @@ class _GatherTokens(torch.autograd.Function):
         return torch.cat([part[:, :size] for part, size in zip(parts, sizes, strict=True)], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, grad_BSF: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_BSF: Tensor) -> tuple[Tensor, None, None]:
         return grad_BSF.split(ctx.sizes, dim=1)[ctx.rank] * len(ctx.sizes), None, None
