@@ -193,6 +193,8 @@ def check_table(
             raise UsageError(f"{name} is `{value}`", allowed=f"{least} or more")
     if clips is not None:
         check_output(clips, (".csv",))
+        if clips.resolve() == table.resolve():
+            raise UsageError(f"the lines of clips would replace the table `{table}` itself", where="--clips-out")
     loaded = ClipTable.load(table, config.dataset.root, memory_efficient=config.dataset.memory_efficient)
     check_buckets(config)
     sampler = make_sampler(loaded, config, num_replicas=ranks)

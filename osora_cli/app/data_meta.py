@@ -84,6 +84,8 @@ def make_meta(
     in_place = input.resolve() == output.resolve()
     _check(on_error, num_workers, time_limit_s)
     check_output(output)
+    if any(source.resolve() == output.resolve() != input.resolve() for source in merge):
+        raise UsageError(f"output `{output}` is one of the tables to merge", hint="choose another --output")
     table = load_meta_table(input, output, root)
     for source in merge:
         merge_table(table, source)

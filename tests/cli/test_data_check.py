@@ -165,6 +165,7 @@ def test_tables_and_options_that_are_refused(tmp_path: Path, capsys: pytest.Capt
         ([tmp_path / "none.csv", "no/such"], 2, "`no/such` does not exist"),
         ([tmp_path / "none.csv", "demo/vae", "--ranks", "0"], 2, "ranks"),
         ([tmp_path / "none.csv", "demo/vae", "--clips-out", "x.txt"], 2, "no CSV by its name"),
+        ([tmp_path / "t.csv", "demo/vae", "--clips-out", tmp_path / "t.csv"], 2, "would replace the table"),
         ([], 2, "TABLE"),
     ):
         got, _, err = said(capsys, "data", "check", *argv)

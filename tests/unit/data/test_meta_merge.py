@@ -13,7 +13,7 @@ from support.clips import make_clip
 
 from osora_cli.app.data_meta import make_meta
 from osora_cli.data.table import ClipTable
-from osora_cli.errors import DataError
+from osora_cli.errors import DataError, UsageError
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -133,6 +133,11 @@ def test_what_cannot_be_joined_is_refused(clips: Path, tmp_path: Path) -> None:
     assert none.where == "`x/a.mp4` there, `a.mp4` here"
     assert "no path" in refusal(["path", "aes"]).message
     assert "fields" in refusal(["path", "aes"], ["a.mp4", "1", "2"]).message
+    scores = write(tmp_path / "s.csv", ["path", "aes"], ["a.mp4", "1"])
+    before = scores.read_bytes()
+    with pytest.raises(UsageError, match="one of the tables to merge"):
+        make_meta(clips, scores, merge=[scores])
+    assert scores.read_bytes() == before
     # The same said twice is one.
     same = write(tmp_path / "s.csv", ["path", "aes"], ["a.mp4", "1"], ["a.mp4", "1"])
     assert make_meta(clips, output, merge=[same]).rows == 3
