@@ -111,7 +111,7 @@ def _facts(history: History, command: str | None) -> list[tuple[str, str]]:
         facts.append(("scored at update", str(last["step"])))
         scores = [(n.removeprefix("eval/"), v) for n, v in last.items() if n.startswith("eval/")]
         facts += [(name, f"{value:.5g}") for name, value in scores if isinstance(value, (int, float))]
-    if history.saves:
-        stalls = [save["stall"] for save in history.saves]
+    _, stalls = history.series("save/stall")
+    if stalls:
         facts.append(("saves", f"{len(stalls)}, longest stall {max(stalls):.3f} s"))
     return facts

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from osora_cli.metrics.plateau import Trend, trend
-from osora_cli.report.console import LOG_NAME
-from osora_cli.report.jsonl import EVAL_KIND, FILE_NAME
-from osora_cli.report.lines import SAVED
+from osora_cli.report.jsonl import EVAL_KIND, FILE_NAME, SAVE_KIND
 
 # The loss whose end decides: independent of the size of clips where the task logs it so.
 LOSSES = ("rec_per_pixel", "loss")
@@ -23,12 +21,12 @@ class History:
     Attributes:
         updates: logged updates, as in metrics.jsonl.
         evaluations: evaluations, likewise; scores as `eval/NAME`.
-        saves: `step`, `gb`, `seconds`, `stall` of committed checkpoints, from the log.
+        saves: saves, likewise; `save/stall` and the like, or `save/error`.
     """
 
     updates: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
-    saves: list[dict[str, float]] = field(default_factory=list)
+    saves: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def loss_name(self) -> str:
@@ -36,9 +34,13 @@ class History:
         held = self.updates[-1] if self.updates else {}
         return next((name for name in LOSSES if name in held), LOSSES[-1])
 
-    def series(self, name: str, *, evaluations: bool = False) -> tuple[list[int], list[float]]:
-        """Updates and values of one field, where it is a number; the strings "nan" and "inf" count as such."""
-        records = self.evaluations if evaluations else self.updates
+    def series(self, name: str) -> tuple[list[int], list[float]]:
+        """Updates and values of one field, where it is a number; the strings "nan" and "inf" count as such.
+
+        `eval/...` is of the evaluations, `save/...` of the saves.
+        """
+        kind, _, rest = name.partition("/")
+        records = {EVAL_KIND: self.evaluations, SAVE_KIND: self.saves}.get(kind, []) if rest else self.updates
         pairs = [(int(r["step"]), number(r[name])) for r in records if r.get(name) is not None]
         known = [(step, value) for step, value in pairs if value is not None]
         return [step for step, _ in known], [value for _, value in known]
@@ -64,32 +66,12 @@ def read_history(run: Path) -> History:
     Raises:
         FileNotFoundError: the folder holds no metrics.jsonl.
     """
-    updates: dict[int, dict[str, Any]] = {}
-    evaluations: dict[int, dict[str, Any]] = {}
+    found: dict[str | None, dict[int, dict[str, Any]]] = {None: {}, EVAL_KIND: {}, SAVE_KIND: {}}
     for line in (run / FILE_NAME).read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
             step = int(record["step"])
         except (ValueError, KeyError, TypeError):
             continue
-        kind = record.get("kind")
-        if kind is None:
-            updates[step] = record
-        elif kind == EVAL_KIND:
-            evaluations[step] = record
-    return History(_ordered(updates), _ordered(evaluations), _saves(run / LOG_NAME))
-
-
-def _ordered(held: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [held[step] for step in sorted(held)]
-
-
-def _saves(log: Path) -> list[dict[str, float]]:
-    if not log.is_file():
-        return []
-    found: dict[int, dict[str, float]] = {}
-    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
-        match = SAVED.search(line)
-        if match:
-            found[int(match["step"])] = {name: float(value) for name, value in match.groupdict().items()}
-    return [found[step] for step in sorted(found)]
+        found.get(record.get("kind"), {})[step] = record
+    return History(*([held[step] for step in sorted(held)] for held in found.values()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -10,11 +9,6 @@ from osora_cli.metrics.plateau import CONFIDENCE, MATERIAL, Trend
 from osora_cli.report.base import Record, SaveEvent
 
 GB = 1e9
-# Reads the committed line of `save_line` back, after the resolution of its numbers.
-SAVED = re.compile(
-    r"Saved checkpoint at epoch \d+, step \d+, global_step (?P<step>\d+) to .*"
-    r"\((?P<gb>[\d.]+) GB, (?P<seconds>[\d.]+) s(?:, [\d.]+ GB/s)?, stall (?P<stall>[\d.]+) s\)$"
-)
 
 
 # Key of a record, and how it stands in a line; in this order, left out where the record has no such number.

@@ -96,12 +96,12 @@ def _losses(axes: Axes, history: History) -> bool:
 def _scores(axes: Axes, history: History) -> bool:
     drawn = False
     for name, label in _PSNR:
-        x, y = _finite(*history.series(name, evaluations=True))
+        x, y = _finite(*history.series(name))
         if len(x):
             axes.plot(x, y, marker="o", markersize=3, label=label)
             drawn = True
     for name, label, style in _YARDSTICKS:
-        _, y = _finite(*history.series(name, evaluations=True))
+        _, y = _finite(*history.series(name))
         if len(y):
             axes.axhline(y[-1], linestyle=style, color="gray", label=f"{label}: {y[-1]:.2f} dB")
     axes.set_ylabel("PSNR, dB")
@@ -118,13 +118,13 @@ def _learning_rate(axes: Axes, history: History) -> bool:
 
 
 def _save_stalls(axes: Axes, history: History) -> bool:
-    steps = [save["step"] for save in history.saves]
-    axes.plot(steps, [save["stall"] for save in history.saves], marker="o", linestyle="", label="training stood still")
-    axes.plot(steps, [save["seconds"] for save in history.saves], marker="x", linestyle="", label="the save took")
+    x, y = history.series("save/stall")
+    axes.plot(x, y, marker="o", linestyle="", label="training stood still")
+    axes.plot(*history.series("save/seconds"), marker="x", linestyle="", label="the save took")
     axes.set_ylabel("seconds")
     axes.set_ylim(bottom=0)
     axes.set_title("saves")
-    return bool(steps)
+    return bool(x)
 
 
 def _step_time(axes: Axes, history: History) -> bool:
