@@ -39,7 +39,7 @@ class VaeTraining:
         self.notes += self._scored.notes if self._scored else []
 
     def check_start(self, reader: CheckpointReader | None) -> None:
-        self._start = check_start(self.config, self.notes, goes_on=reader is not None)
+        self._start = check_start(self.config, self.notes, reader)
 
     def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:
         config = self.config

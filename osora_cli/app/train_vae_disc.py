@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from osora_cli.app.checkpoint_fit import check_fits
 from osora_cli.app.schedules import make_schedule, total_updates
 from osora_cli.app.train_vae import VaeTraining, optim_settings, task_settings
 from osora_cli.checkpoint.reader import CheckpointReader
@@ -36,6 +37,8 @@ class VaeDiscTraining(VaeTraining):
         if reader is None and config.model.from_pretrained is None:
             _check_scratch(config, self.notes)
         super().check_start(reader)
+        if reader is not None and not config.restart_disc and "discriminator" in reader.groups():
+            check_fits(reader, "discriminator", "disc_optimizer", _meta_discriminator(config))
         if reader is not None and config.restart_disc:
             self.notes.append("restart_disc: the checkpoint's discriminator and its optimizer are left out")
         if reader is None or config.restart_disc:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from osora_cli.app.checkpoint_fit import check_fits
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.resolve import resolve_load
@@ -38,12 +39,12 @@ class StartWeights:
     ema: bool
 
 
-def check_start(config: TrainVaeConfig, notes: list[str], *, goes_on: bool) -> StartWeights | None:
+def check_start(config: TrainVaeConfig, notes: list[str], reader: CheckpointReader | None) -> StartWeights | None:
     """Find the weights that `model.from_pretrained` names, and see that they and `freeze_layers` fit the network.
 
     Args:
         notes: what was found is added here.
-        goes_on: a checkpoint is gone on from. It wins over `from_pretrained`, which is not looked at.
+        reader: the checkpoint to go on from. It wins over `from_pretrained`, which is not looked at.
 
     Raises:
         CheckpointError: nothing is there, nothing that verifies, or it is of another model.
@@ -52,7 +53,8 @@ def check_start(config: TrainVaeConfig, notes: list[str], *, goes_on: bool) -> S
     network = build_model(config.model.model_copy(update={"from_pretrained": None}), device="meta")
     freeze(network, config.freeze_layers)
     name = config.model.from_pretrained
-    if goes_on:
+    if reader is not None:
+        check_fits(reader, "model", "optimizer", network)
         return None
     if name is None:
         if config.freeze_layers:

@@ -124,7 +124,8 @@ def demo_lines(result: Mapping[str, Any]) -> list[str]:
         "constant": "best constant colour of each clip",
         "block_means": "block means, as many numbers as the latent",
         "before": "first checkpoint",
-        "after": "trained",
+        "after": "trained, first stage",
+        "stage2": "after the second stage",
     }
     psnr = result.get("psnr") or {}
     lines += ["", "PSNR on clips that were not trained on, mean over clips:"]

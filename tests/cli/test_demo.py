@@ -19,6 +19,10 @@ def check(result: DemoResult) -> None:
     assert "killed at update" in train.outcome
     assert "no update stands twice" in resume.outcome
     assert verify.outcome.endswith("ok")
+    second = next(r for r in result.rows if r.step == "train vae-disc")
+    assert "against a fresh discriminator" in second.outcome
+    disc = result.folder / "runs" / "vae-disc"
+    assert (disc / (disc / "latest").read_text().strip() / "discriminator").is_dir()
     assert result.picture is not None
     assert result.picture.read_bytes().startswith(b"\x89PNG")
     run = result.folder / "runs" / "vae"
@@ -30,7 +34,10 @@ def check(result: DemoResult) -> None:
 
 def test_short(tmp_path: Path) -> None:
     result = run_demo(
-        tmp_path / "demo", quiet=True, training=["--max-steps", "12", "--ckpt-every", "3", "--log-every", "1"]
+        tmp_path / "demo",
+        quiet=True,
+        training=["--max-steps", "12", "--ckpt-every", "3", "--log-every", "1"],
+        second_stage=["--max-steps", "2", "--log-every", "1"],
     )
     check(result)
     assert len(list((result.folder / "runs" / "vae").glob("epoch*"))) == 4
@@ -45,6 +52,7 @@ def test_full(tmp_path: Path) -> None:
     check(result)
     assert result.psnr["after"] >= result.psnr["constant"] + 3
     assert result.psnr["after"] > result.psnr["before"] + 1
+    assert result.psnr["stage2"] > result.psnr["after"] - 1
 
 
 def test_held_out_pieces_share_no_frame_with_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

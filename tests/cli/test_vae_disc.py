@@ -117,6 +117,19 @@ def test_what_cannot_be_is_said_before_a_folder_is_made(home: Path, tmp_path: Pa
         assert not (tmp_path / "run").exists()
 
 
+def test_a_checkpoint_of_other_networks_is_not_gone_on_with(home: Path, tmp_path: Path) -> None:
+    assert train(home, tmp_path, "--from-pretrained", home / "stage1", name="first").code == 0
+    load = ("--load", tmp_path / "first")
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("`discriminator` is of another network", {"discriminator": {"ndf": 16}}),
+        ("`freeze_layers` differs", {"freeze_layers": "encoder"}),
+    ]
+    for text, changes in cases:
+        finished = train(home, tmp_path, *load, max_steps=2, **changes)
+        assert (finished.code, text in finished.stderr) == (4, True), finished.stderr
+        assert not (tmp_path / "run").exists()
+
+
 def test_frozen_parts_stay_as_they_came(home: Path, tmp_path: Path) -> None:
     source = newest(home / "stage1")
     freeze = ("--from-pretrained", source, "--freeze-layers", "encoder")

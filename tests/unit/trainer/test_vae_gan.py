@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -173,6 +174,31 @@ def test_infinities_leave_weights_and_statistics_as_they_were() -> None:
         for key, value in trained.module.state_dict().items():
             if not key.endswith("num_batches_tracked"):
                 assert torch.equal(value, held[f"{name}.{key}"]), key
+
+
+def test_the_weight_is_the_ranks_mean_or_each_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NativeEngine, "mean_over_ranks", lambda self, values: torch.full_like(values, 7.0))
+    assert float(made(2).micro_step(clips(0), context(0))["d_weight"]) == 7.0
+    own = made(2, gan=replace(GAN, weight_per_rank=True))
+    assert float(own.micro_step(clips(0), context(0))["d_weight"]) != 7.0
+
+
+def test_no_value_is_read_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these would wait for the device."""
+    task = made(2, "bf16")
+    task.micro_step(clips(0), context(0))
+    task.update(0)
+
+    def read(*_: Any) -> Any:
+        raise AssertionError("a value was read")
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, read)
+    values = task.micro_step(clips(1), context(1))
+    results = task.update(1)
+    monkeypatch.undo()
+    assert all(torch.isfinite(v) for v in values.values())
+    assert set(results) == {"model", "discriminator"}
 
 
 KINDS = {"black": 0.0, "grey": 127.0}
