@@ -159,6 +159,7 @@ def test_killed_at_random_moments(server: KillServer, before: Path, tmp_path: Pa
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(7200)
 def test_a_thousand_kills(server: KillServer, before: Path, tmp_path: Path) -> None:
     """Every step at least 20 times, the rest at random moments; printed by step."""
     seen: Counter[str] = Counter()

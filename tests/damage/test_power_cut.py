@@ -148,6 +148,7 @@ def test_a_cut_after_every_operation(server: KillServer, before: Path, tmp_path:
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
 def test_many_states_after_every_operation(
     server: KillServer, before: Path, tmp_path: Path, scenario: Scenario
