@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from osora_cli.app.data_input import check_buckets, make_sampler
+from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.config.faults import ConfigFaults
 from osora_cli.config.load import Loaded, load_config
 from osora_cli.config.overrides import Override
@@ -195,7 +195,7 @@ def check_table(
         check_output(clips, (".csv",))
         if clips.resolve() == table.resolve():
             raise UsageError(f"the lines of clips would replace the table `{table}` itself", where="--clips-out")
-    loaded = ClipTable.load(table, config.dataset.root, memory_efficient=config.dataset.memory_efficient)
+    loaded = load_table(config.dataset.model_copy(update={"data_path": str(table)}))
     check_buckets(config)
     sampler = make_sampler(loaded, config, num_replicas=ranks)
     report = sampler_report(sampler, epoch)

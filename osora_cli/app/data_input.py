@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from osora_cli.config.base import Section
 from osora_cli.config.models import dc_ae, hunyuan_vae
 from osora_cli.config.models.dc_ae import DcAeConfig
@@ -9,7 +13,7 @@ from osora_cli.config.models.hunyuan_vae import HunyuanVaeConfig
 from osora_cli.config.schema import TrainConfig
 from osora_cli.config.sections import DatasetConfig
 from osora_cli.data.sampler import BucketSampler
-from osora_cli.data.table import ClipTable
+from osora_cli.data.table import SCORE_COLUMN, ClipTable
 from osora_cli.errors import ConfigError
 
 # Open-Sora's, where nothing else is said.
@@ -29,7 +33,18 @@ def load_table(dataset: DatasetConfig) -> ClipTable:
             where="dataset.data_path",
             hint="--dataset.data-path TABLE.csv, as `osora data meta --input FOLDER --output TABLE.csv` writes it",
         )
-    return ClipTable.load(dataset.data_path, dataset.root, memory_efficient=dataset.memory_efficient)
+    table = ClipTable.load(dataset.data_path, dataset.root, memory_efficient=dataset.memory_efficient)
+    return replace(table, notes=(*table.notes, *_about_scores(table))) if dataset.vmaf else table
+
+
+def _about_scores(table: ClipTable) -> list[str]:
+    """What to say when captions are to hold motion scores that are not there."""
+    scores = table.score_vmafmotion
+    missing = len(table) if scores is None else int(np.isnan(scores).sum())
+    if not missing:
+        return []
+    where = "the table has no" if scores is None else f"{missing} of {len(table)} rows have nothing in"
+    return [f"`dataset.vmaf` is on and {where} column `{SCORE_COLUMN}`: those captions get no motion score"]
 
 
 def make_sampler(table: ClipTable, config: TrainConfig, *, num_replicas: int = 1, rank: int = 0) -> BucketSampler:

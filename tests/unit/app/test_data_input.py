@@ -78,6 +78,19 @@ def test_keys_of_the_dataset_reach_table_and_sampler(tmp_path: Path) -> None:
         _vae(bucket_config={"256px": {32: (8, 1)}})
 
 
+def test_scores_that_are_asked_for_and_not_there_are_said(tmp_path: Path) -> None:
+    rows = [raw_row(f"{i}.mp4", "x", 40, 256, 256, 24.0) for i in range(3)]
+    path = write_table(tmp_path / "t.csv", rows)
+    (note,) = load_table(DatasetConfig(data_path=str(path), vmaf=True)).notes
+    assert note.startswith("`dataset.vmaf` is on and the table has no column `score_vmafmotion`")
+    assert load_table(DatasetConfig(data_path=str(path))).notes == ()
+    for row, score in zip(rows, ("1.5", "", "2"), strict=True):
+        row["score_vmafmotion"] = score
+    write_table(path, rows)
+    (note,) = load_table(DatasetConfig(data_path=str(path), vmaf=True)).notes
+    assert "1 of 3 rows have nothing in column" in note
+
+
 def test_a_config_is_taken_for_the_training_whose_schema_it_fulfils(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("model: {model_name: dc-ae-f32t4c128}\nmixed_strategy: mixed_video_image\n")
