@@ -303,7 +303,7 @@ def test_demo(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [(Path("d"), False)]
     assert said.err == "clips\n"
     assert "clips  8 clips (1.0 s)" in said.out
-    assert re.search(r"trained +24\.50 dB", said.out)
+    assert re.search(r"trained, first stage +24\.50 dB", said.out)
     assert said.out.endswith("picture  d/p.png\nfolder   d\ndone in 1 min 15 s\n")
 
 
