@@ -56,7 +56,7 @@ def vae(
     "vae-disc",
     epilog=examples(
         "osora train vae-disc --from-pretrained outputs/RUN --dataset.data-path T.csv",
-        "osora train vae-disc my.yaml --from-pretrained outputs/RUN/epoch0-global_step9",
+        "osora train vae-disc my.yaml --from-pretrained vae.safetensors",
         "osora train vae-disc --load outputs/RUN/epoch*-global_step*",
         fields_of="train-vae-disc",
     ),
