@@ -89,8 +89,7 @@ def make_tables(home: Path, count: int, edge: int, batch: int) -> tuple[Path, Pa
 
 def curve(run: Path) -> list[dict[str, Any]]:
     """The evaluations of a run, their names without `eval/`."""
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    records = [record for record in lines if "kind" not in record]
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [
         {k.removeprefix("eval/"): v for k, v in r.items() if k != "kind"} for r in records if r.get("kind") == "eval"
     ]
