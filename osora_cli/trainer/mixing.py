@@ -19,8 +19,9 @@ class Mixing:
         strategy: `mixed_video_image`, `mixed_video_random`, or None for whole clips.
         image_ratio: share of micro-batches that are stills.
         rule: `balanced`: any rank may take stills, all frames of its clips as so many stills, which cost what the
-            clips would; shorter clips have one length on all ranks. So no rank waits for another. `open_sora`: the
-            first rank takes clips only, the others one still of each clip, and each rank draws its own length.
+            clips would (dc-ae-f32t4c128, 32 frames of 256x256: 73.3 against 71.6 TFLOP forward, activations 14 %
+            more); shorter clips have one length on all ranks. So no rank waits for another. `open_sora`: the first
+            rank takes clips only, the others one still of each clip, and each rank draws its own length.
         lengths: the clip lengths up to a given one that the network takes, ascending.
     """
 
