@@ -19,7 +19,7 @@ from osora_cli.checkpoint.comm import together
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.leftovers import clean_leftovers
 from osora_cli.checkpoint.reader import CheckpointReader
-from osora_cli.checkpoint.store import CheckpointStore
+from osora_cli.checkpoint.store import CheckpointStore, require_writer
 from osora_cli.config.freeze import to_plain, write_config
 from osora_cli.config.schema import TrainConfig
 from osora_cli.data.loader import prepare_workers
@@ -118,6 +118,7 @@ def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> Tra
     training.check_start(reader)
     position = start_position(config, training.sampler, reader)
     _check_something_left(config, plan, reader)
+    require_writer(config.async_io_backend)
     engine = make_engine(
         engine=config.engine,
         plugin=config.plugin,

@@ -24,12 +24,12 @@ from osora_cli.checkpoint.space import make_staging, require_space
 from osora_cli.checkpoint.staging import CudaCopier, HostCopier, SlabPool
 from osora_cli.checkpoint.verify import newest_sequence
 from osora_cli.checkpoint.writer.base import Writer
-from osora_cli.checkpoint.writer.tensornvme import TensorNvmeWriter
+from osora_cli.checkpoint.writer.tensornvme import TensorNvmeWriter, load_writer_class
 from osora_cli.checkpoint.writer.threads import ThreadWriter
 from osora_cli.errors import OsoraError, SetupError, UsageError
 from osora_cli.tensors import TensorShard
 
-__all__ = ["PHASES", "CheckpointStore", "SaveError", "SaveEvent"]
+__all__ = ["PHASES", "CheckpointStore", "SaveError", "SaveEvent", "require_writer"]
 
 DEFAULT_BUFFER = 16 << 30
 _SYNC_SLABS = 4  # a save that nobody trains beside needs no more than keeps the disk busy
@@ -290,8 +290,8 @@ class CheckpointStore:
         return self._pool
 
 
-def _writer(backend: str) -> Writer:
-    """The writer by its name in the config; "auto" is tensornvme wherever that can run.
+def require_writer(backend: str) -> None:
+    """Refuse a backend that cannot run here, before anything is built or written.
 
     Raises:
         UsageError: no such name.
@@ -299,6 +299,13 @@ def _writer(backend: str) -> Writer:
     """
     if backend not in ("auto", "threads", "tensornvme"):
         raise UsageError(f"unknown async_io_backend `{backend}`", allowed="auto, threads, tensornvme")
+    if backend == "tensornvme":
+        load_writer_class()
+
+
+def _writer(backend: str) -> Writer:
+    """The writer by its name in the config; "auto" is tensornvme wherever that can run. Raises as `require_writer`."""
+    require_writer(backend)
     if backend != "threads":
         try:
             return TensorNvmeWriter()

@@ -193,3 +193,16 @@ def test_prune_keeps_where_the_run_was_resumed_from(run: Path, home: Path) -> No
     assert updates(run)[-1] == 8
     assert ckpt(home, "prune", run, "--keep-n-latest", "1", "--yes").code == 0
     assert updates(run) == [3, 8]
+
+
+def test_a_writer_that_is_not_there_is_refused_before_anything_is_made(home: Path, tmp_path: Path) -> None:
+    finished = osora(
+        "train", "vae", home / "tiny.yaml", "--outputs", tmp_path, "--exp-name", "x", "--async-io",
+        "--async-io-backend", "tensornvme", cwd=home,
+    )  # fmt: skip
+    if finished.code == 0:
+        pytest.skip("NOT TESTED: TensorNVMe is installed here")
+    assert finished.code == 5
+    assert "async_io_backend `tensornvme`" in finished.stderr
+    assert "github.com/hpcaitech/TensorNVMe" in finished.stderr
+    assert list(tmp_path.iterdir()) == []
