@@ -127,7 +127,7 @@ def one_method(name: str, work: Work, folder: Path, saves: int, idle: int) -> di
         if method is not None:
             method.close()
         shutil.rmtree(target)
-        if work.device.type == "cuda":
+        if work.device.type == "cuda" and hasattr(torch._C, "_host_emptyCache"):
             torch._C._host_emptyCache()  # pinned buffers of one method are no burden to the next
     first, steady = seen[0], seen[1:]
     baseline = statistics.median(base for _, base in seen)
@@ -173,6 +173,8 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu" and not args.small:
         parser.error("no GPU: use --small")
+    if args.saves < 2:
+        parser.error("--saves: at least 2, the first stands apart")
     folder = Path(tempfile.mkdtemp(prefix="osora-bench-", dir=args.folder))
     try:
         work = Work(device, side=8192 if device.type == "cuda" else 256, products=1)
