@@ -115,3 +115,13 @@ def test_the_autoencoders_kind_decides_its_keys() -> None:
         TrainDiffusionConfig.model_validate({**CONFIG, "ae": {**CONFIG["ae"], "block_out_channels": [8]}})
     with pytest.raises(ValueError, match="does not match any of the expected tags"):
         TrainDiffusionConfig.model_validate({**CONFIG, "ae": {"type": "other"}})
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_references_own_config_is_taken_as_it_stands(stage: str) -> None:
+    golden = ast.literal_eval(load_json("config_resolved")["configs"][f"configs/diffusion/train/{stage}.py"]["repr"])
+    theirs = to_plain(TrainDiffusionConfig.model_validate(golden))
+    mine = to_plain(load_config(stage, TrainDiffusionConfig, default=DEFAULT).config)
+    for name in ("t5", "clip"):
+        mine[name] = theirs[name]
+    assert mine == theirs
