@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.config.faults import ConfigFaults
@@ -74,19 +70,19 @@ class CheckResult:
                 for count in report.buckets
             ],
             "left_out_by_reason": {REASONS[reason]: count for reason, count in report.left_out.items()},
-            "left_out": [{**clip, "fps": _known(clip["fps"])} for clip in self.left_out()],
+            "left_out": list(self.left_out()),
             "missing_files": None if self.missing is None else self._paths(self.missing),
             "notes": list(self.table.notes),
         }
         return out if self.error is None else {**out, "error": {"message": self.error.message, "fix": self.error.hint}}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
-        """Every clip that is in no bucket this epoch: what it is, and why."""
+        """Every clip that is in no bucket this epoch, and why. Of large tables there are many: no more than needed."""
         reasons = self.report.reasons
         rows = self.report.rows_left_out()
         paths = self._paths(rows.tolist())
         for row, path in zip(rows.tolist(), paths, strict=True):
-            yield {**self._facts(row), "path": path, "reason": REASONS[reasons[row]]}
+            yield {"row": row, "path": path, "reason": REASONS[reasons[row]]}
 
     def examples(self, count: int) -> list[str]:
         """The first `count` clips of each reason in words: their frames, those that are used, what was asked."""
@@ -106,38 +102,19 @@ class CheckResult:
 
     def _clip_lines(self) -> Iterator[tuple[str, ...]]:
         ids, reasons = self.sampler.bucket_ids(self.report.epoch), self.report.reasons
+        table, used = self.table, self.sampler.used_frames
         names = [_name(bucket) for bucket in self.sampler.table.buckets]
         for first in range(0, len(self.table), _CHUNK):
             rows = range(first, min(first + _CHUNK, len(self.table)))
             for row, path in zip(rows, self._paths(rows), strict=True):
-                facts = self._facts(row)
-                fps = "" if math.isnan(facts["fps"]) else f"{facts['fps']!r}"
-                numbers = (facts["num_frames"], fps, facts["used_frames"], facts["height"], facts["width"])
+                fps = "" if math.isnan(table.fps[row]) else repr(float(table.fps[row]))
+                numbers = (table.num_frames[row], fps, used[row], table.height[row], table.width[row])
                 bucket = names[ids[row]] if ids[row] >= 0 else ""
                 reason = "" if ids[row] >= 0 else REASONS[reasons[row]]
                 yield (str(row), path, *map(str, numbers), bucket, reason)
 
-    def _facts(self, row: int) -> dict[str, Any]:
-        table = self.table
-        return {
-            "row": row,
-            "num_frames": int(table.num_frames[row]),
-            "fps": float(table.fps[row]),
-            "used_frames": int(self._used[row]),
-            "height": int(table.height[row]),
-            "width": int(table.width[row]),
-        }
-
-    @cached_property
-    def _used(self) -> NDArray[np.int64]:
-        return self.sampler.used_frames
-
     def _paths(self, rows: Sequence[int]) -> list[str]:
         return self.table.paths_of(rows)
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _name(bucket: Bucket) -> str:

@@ -75,8 +75,8 @@ def test_the_same_in_json_and_clip_by_clip(table: Path, tmp_path: Path, capsys: 
     assert (found["batches"], found["batches_per_rank"], found["rank_balance"]) == (5, 5, 1.0)
     assert sum(bucket["cost_share"] for bucket in found["buckets"]) == pytest.approx(1, abs=1e-5)
     assert sum(bucket["clips"] for bucket in found["buckets"]) + len(found["left_out"]) == 11
-    assert [(clip["row"], clip["path"], clip["used_frames"], clip["fps"]) for clip in found["left_out"]] == [
-        (8, "small.mp4", 99, 24.0), (9, "tiny.mp4", 5, 24.0), (10, "still.png", 1, None),
+    assert [(clip["row"], clip["path"]) for clip in found["left_out"]] == [
+        (8, "small.mp4"), (9, "tiny.mp4"), (10, "still.png"),
     ]  # fmt: skip
     assert found["left_out_by_reason"] == {clip["reason"]: 1 for clip in found["left_out"]}
     assert found["missing_files"] is None
