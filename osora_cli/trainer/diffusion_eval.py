@@ -196,8 +196,9 @@ class DiffusionEvaluator:
 
     def _share(self) -> tuple[list[int], int]:
         """This rank's clips, and how many each rank goes through: who has fewer repeats one that does not count."""
-        ranks, count = self._engine.world_size, len(self._clips)
-        return list(range(self._engine.rank, count, ranks)), -(-count // ranks)
+        ranks, count = self._engine.ranks.data_replicas, len(self._clips)
+        # Ranks that share a sample's tokens go through the same clips.
+        return list(range(self._engine.ranks.data_rank, count, ranks)), -(-count // ranks)
 
     def _prepared(self, index: int) -> _Scored:
         """A clip's latent (of a posterior the mean) and text; made once."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -154,7 +156,7 @@ def test_two_ranks_learn_what_one_learns_from_the_same_clips(folder: Path) -> No
     assert [r["loss"] for r in two] == pytest.approx([r["loss"] for r in one], rel=1e-4)
 
 
-@pytest.mark.parametrize("plugin", ["ddp", "zero1", "zero3"])
+@pytest.mark.parametrize("plugin", ["ddp", pytest.param("zero1", marks=pytest.mark.sweep), "zero3"])
 def test_the_second_stage_over_ranks(tmp_path: Path, plugin: str) -> None:
     """Both networks, stills mixed in, bf16; one rank goes on with what two have saved."""
     tiny.make_table(tmp_path, clips=9)
@@ -192,3 +194,28 @@ def test_shared_tokens_by_the_command_line(tmp_path: Path) -> None:
     assert two[0]["loss"] == pytest.approx(one[0]["loss"], rel=1e-5)
     assert [r["loss"] for r in two] == pytest.approx([r["loss"] for r in one], rel=1e-4)
     assert [r["grad_norm"] for r in two] == pytest.approx([r["grad_norm"] for r in one], rel=1e-4)
+
+
+def test_processes_started_by_nproc(folder: Path) -> None:
+    """SIGUSR1 to the launching process saves; a rank that is killed is named, and ends the others."""
+    argv = ["train", "vae", "tiny.yaml", "--nproc", "2", "--exp-name", "nproc", "--max-steps", "100000"]
+    env = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "osora_cli", *argv], cwd=folder, env=env, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        run = folder / "outputs/nproc"
+        wait_until(lambda: (run / "metrics.jsonl").exists() and len(records(run)) >= 1, timeout=180)
+        parent.send_signal(signal.SIGUSR1)
+        wait_until(lambda: (run / "latest").exists())
+        assert verify(run / (run / "latest").read_text().strip()).verdict == "ok"
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        second = next(pid for pid in children if b"\0RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes())
+        os.kill(int(second), signal.SIGKILL)
+        _, err = parent.communicate(timeout=60)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert parent.returncode == 1
+    assert "error: rank 1 was ended by SIGKILL" in err or "lost another rank" in err
+    assert "Traceback" not in err
