@@ -75,12 +75,9 @@ def _write(place: Path, rank: int, work: RankWork) -> None:
             "shown": clips,
         }
     )
-    pixels = {
-        f"{row}-{side}": np.stack([frame[side] for frame in clip.frames])
-        for row, clip in work.shown.items()
-        for side in (1, 2)
-    }
-    np.savez(place / f"{rank}.npz", **pixels)
+    for row, clip in work.shown.items():
+        for side in (1, 2):
+            np.save(place / _pixels(rank, row, side), np.stack([frame[side] for frame in clip.frames]))
     beside = place / f".{rank}.{os.getpid()}.tmp"
     beside.write_text(text, encoding="utf-8")
     beside.replace(place / f"{rank}.json")
@@ -89,8 +86,12 @@ def _write(place: Path, rank: int, work: RankWork) -> None:
 def _read(place: Path, rank: int) -> RankWork:
     found = json.loads((place / f"{rank}.json").read_text(encoding="utf-8"))
     shown = {}
-    with np.load(place / f"{rank}.npz", allow_pickle=False) as pixels:
-        for row, clip in found["shown"].items():
-            frames = zip(clip["numbers"], pixels[f"{row}-1"], pixels[f"{row}-2"], strict=True)
-            shown[int(row)] = ShownClip(clip["title"], [(int(n), one, other) for n, one, other in frames])
+    for row, clip in found["shown"].items():
+        sides = (np.load(place / _pixels(rank, int(row), side), allow_pickle=False) for side in (1, 2))
+        frames = zip(clip["numbers"], *sides, strict=True)
+        shown[int(row)] = ShownClip(clip["title"], [(int(n), one, other) for n, one, other in frames])
     return RankWork([ClipScore(**c) for c in found["clips"]], [LeftOut(**c) for c in found["left_out"]], shown)
+
+
+def _pixels(rank: int, row: int, side: int) -> str:
+    return f"{rank}-{row}-{side}.npy"
