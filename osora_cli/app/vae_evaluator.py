@@ -78,9 +78,10 @@ def check_eval_input(config: TrainVaeConfig, training_table: ClipTable) -> EvalI
         fps_max=config.dataset.fps_max,
     )
     files = len({clip.file for clip in clips})
+    plural = "clip" if files == 1 else "clips"
+    whose = f"{plural} trained on as well: name held-out ones with `--eval.table`" if own else f"held-out {plural}"
     notes.append(
-        f"scored every {config.eval_every} updates on {len(clips)} windows of {frames} frames from {files} "
-        + ("clips that are trained on as well: name held-out ones with `--eval.table`" if own else "held-out clips")
+        f"scored every {config.eval_every} updates on {len(clips)} windows of {frames} frames, {files} {whose}"
     )
     large = min(min(clip.size) for clip in clips) >= MIN_SIZE
     return EvalInput(clips, _find_lpips(wanted.lpips, notes) if large else None, notes)
