@@ -16,6 +16,8 @@ from osora_cli.errors import SetupError
 
 # Starting Python and FFmpeg on a busy machine or a cold network disk.
 _START_LIMIT_S = 120.0
+_START_TRIES = 3
+_START_PAUSE_S = 1.0
 # A new child now and then keeps what libraries leak from adding up.
 _FILES_PER_CHILD = 5000
 _KILL_WAIT_S = 5.0
@@ -59,7 +61,7 @@ class Prober:
         if self._child is not None and self._child.is_spent():
             self.close()
         if self._child is None:
-            self._child = _Child()
+            self._child = _start_child()
         answer = self._child.ask({"path": path, "exact": self._exact}, self._limit)
         if isinstance(answer, str):
             reason = self._child.why_gone(answer)
@@ -82,6 +84,26 @@ class Prober:
         self.close()
 
 
+class _NotStarted(SetupError):
+    """A child that did not begin to serve; `killed`: a signal ended it, as when memory runs out."""
+
+    def __init__(self, message: str, *, killed: bool) -> None:
+        super().__init__(message)
+        self.killed = killed
+
+
+def _start_child() -> _Child:
+    """A child that serves. One that is killed while it starts is no reason to end hours of work: another is tried."""
+    for left in reversed(range(_START_TRIES)):
+        try:
+            return _Child()
+        except _NotStarted as error:
+            if not error.killed or not left:
+                raise
+            time.sleep(_START_PAUSE_S)
+    raise AssertionError("unreachable")
+
+
 class _Child:
     """One child process and the two pipes to it."""
 
@@ -102,9 +124,10 @@ class _Child:
         started = self._receive(time.monotonic() + _START_LIMIT_S)
         if isinstance(started, str):
             reason = self.why_gone(started)
-            said = self._last_words()
+            said, killed = self._last_words(), (self.process.returncode or 0) < 0
             self.end()
-            raise SetupError(f"the process that looks at files could not be started: {reason}{said}")
+            message = f"the process that looks at files could not be started: {reason}{said}"
+            raise _NotStarted(message, killed=killed)
 
     def is_spent(self) -> bool:
         """Whether another child should take over: it has served long enough, or is gone."""

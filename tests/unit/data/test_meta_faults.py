@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.clips import make_clip, real_clip
@@ -103,6 +104,29 @@ def test_a_child_that_cannot_start_is_said(monkeypatch: pytest.MonkeyPatch) -> N
         Prober().probe("x.mp4")
 
 
+@pytest.mark.parametrize("deaths", [1, 99])
+def test_a_child_that_is_killed_while_it_starts_is_started_again(deaths: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    class Killed(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            started.append(self.pid)
+            if len(started) <= deaths:
+                os.kill(self.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(prober.subprocess, "Popen", Killed)
+    monkeypatch.setattr(prober, "_START_PAUSE_S", 0.01)
+    with Prober() as looker:
+        if deaths == 1:
+            assert looker.probe(str(real_clip("carphone_pristine"))).num_frames == 120
+            assert len(started) == 2
+        else:
+            with pytest.raises(SetupError, match=r"could not be started: .* ended by SIGKILL"):
+                looker.probe("x.mp4")
+            assert len(started) == 3
+
+
 def test_a_child_ends_with_its_parent() -> None:
     code = (
         "import os, signal; from osora_cli.data.prober import Prober; p = Prober(); p.probe('x.mp4');"
@@ -139,18 +163,12 @@ def test_a_child_that_is_killed_is_one_reported_row(clips: Path, hanging: str) -
     """The child is killed from outside while it holds a file, as by the system when memory runs out."""
     killed: list[int] = []
 
-    def kill_whoever_hangs() -> None:
-        deadline = time.monotonic() + 20
-        while not killed and time.monotonic() < deadline:
-            killed.extend(_children_older_than(0.8, "probe_child"))
-            time.sleep(0.05)
-        for pid in killed:
-            os.kill(pid, signal.SIGKILL)
+    def kill_whoever_hangs(done: int, _total: int) -> None:
+        if done == 3 and not killed:  # the fourth file is the one that hangs
+            killed.extend(_children_older_than(0, "probe_child"))
+            threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGKILL) for pid in killed]).start()
 
-    helper = threading.Thread(target=kill_whoever_hangs)
-    helper.start()
-    result = make_meta(clips, clips.parent / "killed.csv", time_limit_s=60)
-    helper.join()
+    result = make_meta(clips, clips.parent / "killed.csv", time_limit_s=60, progress=kill_whoever_hangs)
     assert len(killed) == 1
     assert result.bad == [(hanging, "the process that read it was ended by SIGKILL")]
     assert result.rows == 5
