@@ -182,3 +182,22 @@ def test_print_config_is_the_presets(home: Path) -> None:
     config = finished.json()["config"]
     assert config["bucket_config"] == {"256px": {"1": [1.0, 50]}, "768px": {"1": [0.5, 11]}, "1024px": {"1": [0.5, 7]}}
     assert config["async_io"] is False
+
+
+def test_masters_and_warm_up_on_resume_are_as_the_config_says(home: Path, tmp_path: Path) -> None:
+    assert train(home, tmp_path, dtype="bf16", lr_scheduler={"warmup_steps": 4}).code == 0
+    run = tmp_path / "run"
+    newest = run / (run / "latest").read_text().strip()
+    assert any(newest.glob("master*")), "fp32 weights are saved beside bf16 ones"
+    kept = osora("resume", run, "--max-steps", "3", "--warmup-steps", "9", cwd=home)
+    assert "the warm-up goes on as the checkpoint has it: 4 updates" in kept.stderr
+    assert "approximate" not in kept.stderr
+    argv = ["--max-steps", "4", "--warmup-steps", "9", "--update-warmup-steps", "--no-load-master-weights"]
+    changed = osora("resume", run, *argv, cwd=home)
+    assert changed.code == 0, changed.stderr
+    assert (
+        "without fp32 weights of `model` (`load_master_weights` is false) the resume is approximate" in changed.stderr
+    )
+    rates = [r["lr"] for r in records(run)]
+    assert rates[2] == pytest.approx(1e-6 + 3 / 5 * (1e-3 - 1e-6), rel=1e-4)
+    assert rates[3] == pytest.approx(1e-6 + 4 / 10 * (1e-3 - 1e-6), rel=1e-4)
