@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from osora_cli.app.training import STARTING
 from osora_cli.app.vae_start import StartWeights, find_start, load_start, told_start
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.models.flux import FluxConfig
@@ -32,7 +33,7 @@ def check_model_start(config: TrainDiffusionConfig, notes: list[str]) -> StartWe
     start = find_start(section.from_pretrained, False, notes)
     if not start.source.startswith(HUB):  # what is on the hub is looked at when it is loaded
         check_fit(section, check_weights(build_model(unloaded(section), device="meta"), start.source), notes)
-    notes.append(f"starting from {told_start(start)}")
+    notes.append(f"{STARTING}{told_start(start)}")
     return start
 
 

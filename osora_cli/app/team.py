@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from osora_cli.app.runs import RunInfo, RunPlan, open_folder
-from osora_cli.checkpoint.comm import SINGLE, Comm, together
+from osora_cli.app.training import STARTING
+from osora_cli.checkpoint.comm import SINGLE, Comm, agree, together
 from osora_cli.checkpoint.comm_dist import DistComm
 from osora_cli.config.schema import TrainConfig
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.engine.launch import joined, record_flights_in, save_group, watched
 from osora_cli.engine.ranks import Ranks
 from osora_cli.engine.watch import Watch
-from osora_cli.errors import DataError
+from osora_cli.errors import DataError, RunError
 
 RANKS_FOLDER = "ranks"
 
@@ -88,6 +89,23 @@ def shared_plan(team: Team, make: Callable[[], RunPlan]) -> RunPlan:
         told["in_place"],
         list(told["notes"]),
     )
+
+
+def agree_on_start(team: Team, notes: Sequence[str]) -> None:
+    """See that all ranks found the same pretrained weights: a run that is still trained may have saved meanwhile.
+
+    Args:
+        notes: of the training; those that begin with `STARTING` name the weights.
+
+    Raises:
+        RunError: they found different ones.
+    """
+    try:
+        agree(team.comm, "the weights to start from", [note for note in notes if note.startswith(STARTING)])
+    except ValueError as error:
+        raise RunError(
+            str(error), hint="name one checkpoint of that run, not the run: `--from-pretrained CKPT`"
+        ) from error
 
 
 def share_data(sampler: BucketSampler, ranks: Ranks) -> None:

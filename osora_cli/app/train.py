@@ -12,7 +12,7 @@ from osora_cli.app.position import start_position
 from osora_cli.app.recipes import check_training
 from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
 from osora_cli.app.schedules import total_updates
-from osora_cli.app.team import Team, run_folder, share_data, shared_plan, team
+from osora_cli.app.team import Team, agree_on_start, run_folder, share_data, shared_plan, team
 from osora_cli.app.training import Training
 from osora_cli.app.vae_advice import WARNING
 from osora_cli.checkpoint.comm import together
@@ -116,6 +116,7 @@ def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> Tra
     share_data(training.sampler, members.ranks)
     reader = CheckpointReader(plan.start) if plan.start else None
     training.check_start(reader)
+    agree_on_start(members, training.notes)
     position = start_position(config, training.sampler, reader)
     _check_something_left(config, plan, reader)
     require_writer(config.async_io_backend)

@@ -14,6 +14,9 @@ from osora_cli.trainer.evaluation import Evaluator
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.saving import RunState
 
+# The note that names the pretrained weights of a training begins so.
+STARTING = "starting from "
+
 
 class Training(Protocol):
     """A training whose input has been checked. Nothing is built and no folder is made before `build`.

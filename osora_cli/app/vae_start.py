@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from osora_cli.app.checkpoint_fit import check_fits
+from osora_cli.app.training import STARTING
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.resolve import resolve_load
@@ -71,7 +72,7 @@ def check_start(config: TrainVaeConfig, notes: list[str], reader: CheckpointRead
                     report.text(), where=_WHERE, hint="`strict_load: false` takes what fits and leaves the rest"
                 )
             notes.append(report.text())
-    notes.append(f"starting from {told_start(start)}")
+    notes.append(f"{STARTING}{told_start(start)}")
     return start
 
 
