@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.process import Finished, osora
+from support.process import Finished, osora, start
+from support.small_disk import small_disk
 from support.tiny import make_table, write_config
+
+from osora_cli.checkpoint.fsio import free_bytes
 
 UPDATES = 6
 
@@ -206,3 +214,46 @@ def test_a_writer_that_is_not_there_is_refused_before_anything_is_made(home: Pat
     assert "async_io_backend `tensornvme`" in finished.stderr
     assert "github.com/hpcaitech/TensorNVMe" in finished.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited for too long"
+        time.sleep(0.05)
+
+
+def start_on_a_full_disk(home: Path, disk: Path, policy: str) -> tuple[Any, Path, Path]:
+    """A training that saves every update, on a disk with room for its records but for no checkpoint."""
+    filler = disk / "filler"
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - 600_000)
+    config = write_config(disk.parent, ckpt_every=1, max_steps=100_000, on_save_error=policy, tensorboard=False)
+    process, _, err = start("train", "vae", config, "--exp-name", "run", "--outputs", disk, "--async-io", cwd=home)
+    return process, err, filler
+
+
+def test_a_failed_save_ends_the_run(home: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 12) as disk:
+        process, err, _ = start_on_a_full_disk(home, disk, "stop")
+        process.join()
+        assert process.exitcode == 5
+        assert "no space for a checkpoint" in err.read_text()
+        assert "--keep-n-latest" in err.read_text()
+
+
+def test_a_failed_save_is_told_and_the_run_goes_on(home: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 12) as disk:
+        process, err, filler = start_on_a_full_disk(home, disk, "continue")
+        run = disk / "run"
+        told = "a save failed and the run goes on: no space"
+        try:
+            wait_for(lambda: err.exists() and err.read_text().count(told) >= 2)
+            filler.unlink()
+            wait_for(lambda: (run / "latest").exists())
+        finally:
+            os.kill(process.pid, signal.SIGTERM)
+            process.join()
+        assert process.exitcode == 143, err.read_text()
+        assert ckpt(home, "verify", newest(run)).code == 0
+        assert not list(run.glob(".staging-*"))
