@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from osora_cli.app.cached_feed import CachedFeed, null_from_cache, open_cache, require_epoch
+from osora_cli.app.checkpoint_fit import check_fits
 from osora_cli.app.diffusion_evaluator import check_diffusion_eval, make_diffusion_evaluator
 from osora_cli.app.diffusion_input import DiffusionInput, check_diffusion_input
-from osora_cli.app.diffusion_start import build_mmdit, check_model_start
+from osora_cli.app.diffusion_start import build_mmdit, check_model_start, unloaded
 from osora_cli.app.feed import TableFeed
 from osora_cli.app.frozen_parts import build_frozen_parts, warm_up
 from osora_cli.app.schedules import make_schedule, total_updates
@@ -18,6 +19,7 @@ from osora_cli.config.models.autoencoder import compression, is_causal
 from osora_cli.config.values import effective_lr, effective_warmup_steps
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine, OptimSettings
+from osora_cli.model.build import build_model
 from osora_cli.model.latents import FrozenParts, TextBundle, null_text
 from osora_cli.tensors import DTYPES
 from osora_cli.trainer.conditions import LatentRules
@@ -48,10 +50,13 @@ class DiffusionTraining:
 
     def check_start(self, reader: CheckpointReader | None) -> None:
         """What the model starts from. A checkpoint wins over `from_pretrained`, which it would overwrite at once."""
-        given = self.config.model.from_pretrained
+        section = self.config.model
         if reader is None:
             self._start = check_model_start(self.config, self.notes)
-        elif given is not None:
+            return
+        check_fits(reader, "model", "optimizer", build_model(unloaded(section), device="meta"))
+        if section.from_pretrained is not None:
+            given = section.from_pretrained
             self.notes.append(f"the weights are the checkpoint's: `model.from_pretrained` `{given}` is not read")
 
     def build(self, engine: Engine, reader: CheckpointReader | None) -> RunState:

@@ -37,6 +37,8 @@ _FREE_MODEL_KEYS = frozenset(
         "grad_ckpt_settings",
     }
 )
+# And of the frozen autoencoder of a diffusion training, those that its latents do not hang on, or hardly.
+_FREE_AE_KEYS = _FREE_MODEL_KEYS | {"sample_size", "sample_tsize", "use_slicing"}
 _PLACE_KEYS = frozenset({"outputs", "exp_name"})
 
 
@@ -183,6 +185,11 @@ def _resume_fault(change: Change) -> Fault | None:
     if section in ("model", "discriminator") and rest.partition(".")[0] not in _FREE_MODEL_KEYS:
         return Fault(
             f"{what}: its checkpoints hold another model",
+            hint="start a run of its own with `osora train ... --model.from-pretrained CKPT`",
+        )
+    if section == "ae" and rest.partition(".")[0] not in _FREE_AE_KEYS:
+        return Fault(
+            f"{what}: the run is trained on other latents",
             hint="start a run of its own with `osora train ... --model.from-pretrained CKPT`",
         )
     if change.key == "freeze_layers":

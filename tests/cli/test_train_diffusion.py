@@ -83,6 +83,14 @@ def test_a_checkpoint_without_running_states_is_incomplete(home: Path, trained: 
     assert "running_states.json" in finished.stderr
 
 
+def test_a_checkpoint_of_another_model_is_refused(home: Path, trained: Path, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": {**MODEL, "cond_embed": True}, "condition_config": {"t2v": 1}, "max_steps": 9}
+    finished = train(home, tmp_path, "--load", trained, **changes)
+    assert finished.code == 4
+    assert "`model` is of another network than the config's: `cond_in.weight` is missing" in finished.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_retention_leaves_eval_and_the_data_may_begin_anew(home: Path, tmp_path: Path) -> None:
     assert train(home, tmp_path, ckpt_every=1, max_steps=2).code == 0
     run = tmp_path / "run"

@@ -12,7 +12,7 @@ from support.golden import load_json
 from support.tiny_diffusion import CAUSAL, CONFIG, MODEL
 
 from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts
-from osora_cli.config.freeze import to_plain
+from osora_cli.config.freeze import check_resume, to_plain
 from osora_cli.config.load import load_config
 from osora_cli.config.models.autoencoder import compression, is_causal, latent_channels
 from osora_cli.config.presets import preset_root
@@ -125,3 +125,14 @@ def test_the_references_own_config_is_taken_as_it_stands(stage: str) -> None:
     for name in ("t5", "clip"):
         mine[name] = theirs[name]
     assert mine == theirs
+
+
+def test_a_resume_stays_in_its_latent_space() -> None:
+    old = TrainDiffusionConfig.model_validate(CONFIG)
+    for key, value in (("scaling_factor", 0.5), ("latent_channels", 8)):
+        new = TrainDiffusionConfig.model_validate({**CONFIG, "ae": {**CONFIG["ae"], key: value}})
+        with pytest.raises(ConfigError, match=f"`ae.{key}` .*: the run is trained on other latents"):
+            check_resume(old, new)
+    moved = {"from_pretrained": "moved.safetensors", "use_spatial_tiling": True}
+    changes = check_resume(old, TrainDiffusionConfig.model_validate({**CONFIG, "ae": {**CONFIG["ae"], **moved}}))
+    assert [change.key for change in changes] == ["ae.from_pretrained", "ae.use_spatial_tiling"]
