@@ -18,6 +18,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -54,14 +55,14 @@ def osora(*argv: str | Path) -> None:
         sys.exit(f"osora {' '.join(map(str, argv))}: exit code {code}")
 
 
-def cut_clips(folder: Path, count: int, edge: int, seed: int = 0) -> None:
+def cut_clips(folder: Path, count: int, edge: int) -> None:
     """`count` squares of `edge` px: of a random part of a training clip, from a third of its height to all of it."""
     folder.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(seed)
-    videos = {name: read_frames(clip(name), range(probe(clip(name)).num_frames)) for name in TRAIN}
-    for number in range(count):
-        name = TRAIN[number % len(TRAIN)]
-        video = videos[name]
+    videos = [read_frames(clip(name), range(probe(clip(name)).num_frames)) for name in TRAIN]
+
+    def cut(number: int) -> None:
+        which, rng = number % len(TRAIN), np.random.default_rng(number)
+        video = videos[which]
         frames, height, width = video.shape[:3]
         side = int(np.exp(rng.uniform(np.log(max(edge, height / 3)), np.log(height))))
         first, top, left = (int(rng.integers(0, n + 1)) for n in (frames - SEGMENT, height - side, width - side))
@@ -69,7 +70,10 @@ def cut_clips(folder: Path, count: int, edge: int, seed: int = 0) -> None:
         if rng.random() < 0.5:
             part = part[:, :, ::-1]
         small = [Image.fromarray(f).resize((edge, edge), Image.Resampling.BICUBIC) for f in np.ascontiguousarray(part)]
-        write_video(folder / f"{name}_{number:04d}.mp4", np.stack([np.asarray(f) for f in small]), 25)
+        write_video(folder / f"{TRAIN[which]}_{number:04d}.mp4", np.stack([np.asarray(f) for f in small]), 25)
+
+    with ThreadPoolExecutor() as pool:  # resizing and encoding let other threads run
+        list(pool.map(cut, range(count)))
 
 
 def make_tables(home: Path, count: int, edge: int, batch: int) -> tuple[Path, Path]:
