@@ -9,7 +9,7 @@ from osora_cli.errors import ConfigError, SetupError
 
 PLUGINS = ("ddp", "zero1", "zero2")
 # Its own pins (torch <= 2.5.1) and ours (torch >= 2.6) cannot both be met, so it goes in without them.
-INSTALL = "pip install 'osora[colossalai]' && pip install --no-deps --no-build-isolation colossalai==0.5.0"
+INSTALL = "pip install 'osora[colossalai]' && pip install --no-deps colossalai==0.5.0"
 
 
 def is_installed() -> bool:

@@ -20,6 +20,7 @@ JOIN_TIMEOUT_S = 300
 SAVE_TIMEOUT_S = 3600  # a save's ranks wait for the slowest disk
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RECORDED = 20000
+_LOST_WAIT_S = 3.0  # for the rank that is the cause to say so
 # How the errors of a collective read whose other side is gone.
 _LOST_WORDS = ("connection", "closed by peer", "timed out", "timeout", "gloo", "nccl", "broken pipe", "socket")
 
@@ -165,7 +166,7 @@ def _settled(watch: Watch, ranks: Ranks, error: OsoraError) -> OsoraError:
     """The error to raise here: this rank's own, or that it follows another's."""
     lost = isinstance(error, RunError) and "lost another rank" in error.message
     # What all ranks find out alike, rank 0 says.
-    earlier = watch.failure(wait_s=3.0 if lost else 1.0 if ranks.rank else 0.0)
+    earlier = watch.failure(wait_s=_LOST_WAIT_S if lost else 1.0 if ranks.rank else 0.0)
     if earlier is None and not watch.post(error.message, error.exit_code):
         earlier = watch.failure()
     watch.wait_until_heard()

@@ -41,13 +41,13 @@ class Watch:
     Args:
         ranks: with a store.
         timeout_s: longest time without an update or another sign of progress; then the run is ended.
-        on_end: what ends this process; gets the exit code.
+        on_end: what ends this process, gets the exit code; None: `os._exit`.
     """
 
-    def __init__(self, ranks: Ranks, timeout_s: float, on_end: Callable[[int], object] = os._exit) -> None:
+    def __init__(self, ranks: Ranks, timeout_s: float, on_end: Callable[[int], object] | None = None) -> None:
         self._ranks = ranks
         self._timeout_s = timeout_s
-        self._on_end = on_end
+        self._on_end = on_end or os._exit
         self._update = 0
         self._moved: float | None = None
         self._stopped = threading.Event()
