@@ -32,11 +32,11 @@ from osora_cli.data.media import probe, read_frames
 TRAIN, VALID = ("bikes", "bigbuckbunny"), "carphone_pristine"
 SEGMENT = 40  # frames of a training clip: windows of 16 are drawn from it
 TINY = (
-    "--model.encoder.width-list", "[32,64,128,128]", "--model.decoder.width-list", "[32,64,128,128]",
+    "--model.encoder.width-list", "[8,32,64,64]", "--model.decoder.width-list", "[8,32,64,64]",
     "--model.encoder.depth-list", "[1,1,1,1]", "--model.decoder.depth-list", "[1,1,1,1]",
     "--bucket-config", '{"64px_ar1:1": {"16": [1.0, 4]}}', "--dtype", "fp32", "--num-workers", "1",
-    "--eval.number", "4", "--no-eval.raw-weights", "--vae-loss-config.perceptual-loss-weight", "0", "--log-every", "5",
-    "--lr-scheduler.warmup-steps", "20", "--ema-decay", "0.9",
+    "--eval.number", "4", "--no-eval.raw-weights", "--vae-loss-config.perceptual-loss-weight", "0",
+    "--log-every", "5", "--lr-scheduler.warmup-steps", "20", "--ema-decay", "0.9",
 )  # fmt: skip
 
 
@@ -147,7 +147,7 @@ def main() -> None:
     home, tiny = args.dir, args.tiny
     home.mkdir(parents=True, exist_ok=True)
     count = args.clips or (64 if tiny else 768)
-    updates = args.updates or (300 if tiny else 3000)
+    updates = args.updates or (200 if tiny else 3000)
     disc_updates = (40 if tiny else 1000) if args.disc_updates is None else args.disc_updates
     train, valid = make_tables(home, count, 64 if tiny else 128, 4 if tiny else 16)
     common = ["--dataset.data-path", train, "--eval.table", valid, "--outputs", home, *(TINY if tiny else ()), *extra]
@@ -161,7 +161,8 @@ def main() -> None:
 
     if args.start == "stage1":
         every = max(1, updates // (6 if tiny else 16))
-        stage("stage1", "vae", "vae/train/small_f8", "--max-steps", str(updates), "--eval-every", str(every))
+        stage("stage1", "vae", "vae/train/small_f8", "--max-steps", str(updates), "--eval-every", str(every),
+              *(("--lr", "3e-3") if tiny else ()))  # fmt: skip
         if disc_updates == 0:
             report(home, runs, seconds)
             return
