@@ -11,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from support.disc import write_disc_config
 from support.process import Finished, osora
 from support.tiny import make_table, write_config
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
@@ -74,6 +75,19 @@ def test_a_run_that_is_scored_equals_the_run_that_is_not(home: Path, scored: dic
     assert kinds(scored[dtype])[0] == kinds(without)[0]
     assert kinds(without)[1] == []
     assert saved(scored[dtype]) == saved(without)
+
+
+def test_a_second_stage_that_is_scored_equals_one_that_is_not(
+    home: Path, scored: dict[str, Path], tmp_path: Path
+) -> None:
+    config = write_disc_config(tmp_path, max_steps=4, eval=EVAL)
+    argv = ("train", "vae-disc", config, "--from-pretrained", scored["fp32"], "--outputs", tmp_path)
+    for name, every in (("plain", "0"), ("scored", "1")):
+        finished = osora(*argv, "--exp-name", name, "--eval-every", every, cwd=home)
+        assert finished.code == 0, finished.stderr
+    assert kinds(tmp_path / "scored")[0] == kinds(tmp_path / "plain")[0]
+    assert [r["step"] for r in kinds(tmp_path / "scored")[1]] == [0, 1, 2, 3, 4]
+    assert saved(tmp_path / "scored") == saved(tmp_path / "plain")
 
 
 def test_what_is_left_of_an_evaluation(scored: dict[str, Path]) -> None:
