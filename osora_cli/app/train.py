@@ -209,7 +209,7 @@ def _engine_notes(config: TrainConfig, engine: Engine) -> list[str]:
         shared = {"ddp": "nothing", "zero1": "the optimizer", "zero2": "parameters, gradients and optimizer"}
         what = shared.get(engine.plugin, shared["zero2"])
         notes.append(f"plugin {config.plugin}: {engine.world_size} ranks, {what} sharded; other ranks log to ranks/")
-    return notes
+    return [*notes, *engine.notes]
 
 
 def plugin_settings(config: TrainConfig) -> PluginSettings:

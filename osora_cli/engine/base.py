@@ -96,6 +96,8 @@ class Engine(Protocol):
 
     ranks: Ranks
     """All processes of the run."""
+    notes: list[str]
+    """What the user should be told of how it runs."""
 
     def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
         """Mean of `values` over the ranks (one collective)."""

@@ -61,6 +61,7 @@ class ColossalEngine:
         self.plugin = plugin
         self.ranks = ranks
         self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.notes: list[str] = []
         self._settings = settings
         self._compute_dtype = DTYPES[dtype]
         if device.type == "cuda":

@@ -54,12 +54,25 @@ class NativeEngine:
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self._settings = settings or PluginSettings()
         self._compute_dtype = DTYPES[dtype]
-        self.notes = check_plugin(plugin, self._settings, ranks.world_size)
+        check_plugin(plugin, self._settings, ranks.world_size)
+        self.notes: list[str] = []
+        self._sharing = self._sharing_here(sharing(plugin, self._settings))
         if device.type == "cuda":
             torch.cuda.set_device(device)
             torch.backends.cudnn.benchmark = not deterministic
             if deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
+
+    def _sharing_here(self, wanted: str) -> str:
+        """How the state is shared out; `wanted`, where this torch can do it on this device."""
+        sharded = wanted in ("zero2", "zero3") and self.world_size > 1
+        if not sharded or self.device.type != "cpu" or hasattr(torch.cpu.Stream, "record_event"):
+            return wanted
+        lacking = f"FSDP2 of torch {torch.__version__} does not run on the CPU"
+        if self._settings.replicate > 1:
+            raise SetupError(f"{lacking}", where="plugin_config.replicate", hint="pip install --upgrade torch")
+        self.notes.append(f"plugin {wanted}: {lacking}, zero1 is used")
+        return "zero1"
 
     def prepare(self, module: nn.Module, optim: OptimSettings) -> Trained:
         if self.world_size == 1:
@@ -68,7 +81,7 @@ class NativeEngine:
             from osora_cli.engine.sequence import split_tokens
 
             split_tokens(module, self.device, self.ranks.sequence)
-        shared = sharing(self.plugin, self._settings)
+        shared = self._sharing
         if shared in ("zero2", "zero3"):
             from osora_cli.engine.fsdp import FsdpTrained
 

@@ -40,14 +40,14 @@ def sharing(plugin: str, settings: PluginSettings) -> str:
     return ("ddp", "zero1", "zero2", "zero3")[settings.zero_stage] if plugin == "hybrid" else plugin
 
 
-def check_plugin(plugin: str, settings: PluginSettings, world_size: int) -> list[str]:
-    """Whether `plugin` can run so over `world_size` ranks. Gives what the user should be told.
+def check_plugin(plugin: str, settings: PluginSettings, world_size: int) -> None:
+    """Whether `plugin` can run so over `world_size` ranks.
 
     Raises:
         ConfigError: it cannot.
     """
     if world_size == 1:
-        return []
+        return
     if plugin == "none":
         raise ConfigError(
             f"`plugin: none` trains in one process, and {world_size} were started",
@@ -68,4 +68,3 @@ def check_plugin(plugin: str, settings: PluginSettings, world_size: int) -> list
             where="plugin_config.replicate",
             allowed=f"divisors of {world_size}",
         )
-    return []
