@@ -65,7 +65,8 @@ class DiffusionTraining:
         scored, dtype = self._eval is not None, DTYPES[config.dtype]
         ae, text = scored or not config.cached_video, scored or not config.cached_text
         parts = build_frozen_parts(config, engine.device, dtype, ae=ae, text=text, notes=self.notes)
-        null = null_from_cache(self._cache, config) or null_text(parts)
+        null = null_from_cache(self._cache, config)
+        null = null_text(parts) if null is None else null
         self._frozen = (parts, null)
         if config.warmup_ae and parts.ae is not None:
             warm_up(parts.ae, self.sampler, engine.device, config.ae_batch_size)
