@@ -13,6 +13,7 @@ from osora_cli.cli.results import train_lines
 from osora_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from osora_cli.config.load import Loaded
     from osora_cli.config.schema import TrainConfig
 
 app = new_app("Train a model.")
@@ -20,6 +21,9 @@ app = new_app("Train a model.")
 ResumeAuto = Annotated[
     str | None,
     typer.Option("--resume", metavar="auto", help="Go on if the run exists (needs --exp-name), else start."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what it would take: memory, batches, checkpoints. Needs no GPU.")
 ]
 
 
@@ -38,6 +42,7 @@ def vae(
     config: ConfigArgument = None,
     resume: ResumeAuto = None,
     nproc: Nproc = None,
+    dry_run: DryRun = False,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
@@ -49,7 +54,9 @@ def vae(
     """
     from osora_cli.config.schema import TrainVaeConfig
 
-    return _train(ctx, "train vae", TrainVaeConfig, config, resume, nproc, show_config, Output(json_mode, quiet, debug))
+    return _train(
+        ctx, "train vae", TrainVaeConfig, config, resume, nproc, dry_run, show_config, Output(json_mode, quiet, debug)
+    )
 
 
 @app.command(
@@ -67,6 +74,7 @@ def vae_disc(
     config: ConfigArgument = None,
     resume: ResumeAuto = None,
     nproc: Nproc = None,
+    dry_run: DryRun = False,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
@@ -80,7 +88,15 @@ def vae_disc(
     from osora_cli.config.vae_disc import TrainVaeDiscConfig
 
     return _train(
-        ctx, "train vae-disc", TrainVaeDiscConfig, config, resume, nproc, show_config, Output(json_mode, quiet, debug)
+        ctx,
+        "train vae-disc",
+        TrainVaeDiscConfig,
+        config,
+        resume,
+        nproc,
+        dry_run,
+        show_config,
+        Output(json_mode, quiet, debug),
     )
 
 
@@ -99,6 +115,7 @@ def diffusion(
     config: ConfigArgument = None,
     resume: ResumeAuto = None,
     nproc: Nproc = None,
+    dry_run: DryRun = False,
     show_config: PrintConfig = False,
     json_mode: Json = False,
     quiet: Quiet = False,
@@ -118,6 +135,7 @@ def diffusion(
         config,
         resume,
         nproc,
+        dry_run,
         show_config,
         Output(json_mode, quiet, debug),
     )
@@ -130,6 +148,7 @@ def _train(
     config: str | None,
     resume: str | None,
     nproc: int | None,
+    dry_run: bool,
     show_config: bool,
     output: Output,
 ) -> int:
@@ -144,6 +163,9 @@ def _train(
     loaded = load_for(ctx, command, schema, config, output)
     if show_config:
         print_plain_config(loaded.config, command, loaded.path, output)
+        return 0
+    if dry_run:
+        _plan(command, loaded, nproc or 1, output)
         return 0
     if nproc is not None and not is_rank():
         return launch_here(nproc)
@@ -160,3 +182,15 @@ def _train(
     payload = result.to_json()
     output.result(payload, train_lines(payload))
     return 0
+
+
+def _plan(command: str, loaded: Loaded[TrainConfig], ranks: int, output: Output) -> None:
+    """What the training would take."""
+    from osora_cli.app.dry_run.run import dry_run as plan_run
+    from osora_cli.cli.dry_run import dry_run_lines
+
+    found = plan_run(command, loaded.config, config_name=loaded.name, ranks=ranks, tell=output.note)
+    for line in found.notes:
+        output.note(line)
+    payload = found.to_json()
+    output.result(payload, dry_run_lines(payload))

@@ -23,7 +23,7 @@ FEW_FILES = 4096
 
 def disk(folder: Path) -> Iterator[Finding]:
     """Write and fsync speed of the folder that runs go to, and the room there."""
-    where = _existing(folder)
+    where = existing_folder(folder)
     free = shutil.disk_usage(where).free
     yield Finding(
         "disk space",
@@ -118,7 +118,7 @@ def _memory_limit() -> int | None:
     return None
 
 
-def _existing(folder: Path) -> Path:
+def existing_folder(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists."""
     folder = folder.expanduser().absolute()
     while not folder.is_dir():

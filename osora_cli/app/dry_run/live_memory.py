@@ -29,7 +29,7 @@ class LiveMemory(TorchDispatchMode):
 
     def __init__(self, known: Iterable[torch.Tensor] = ()) -> None:
         """`known`: tensors that are counted elsewhere (parameters, optimizer state)."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = 0
         self.peak = 0
         self._seen: set[int] = set()

@@ -107,6 +107,7 @@ class MetaEngine:
     def __init__(self, compute_dtype: torch.dtype) -> None:
         self.device = torch.device("meta")
         self.ranks = Ranks()
+        self.notes: list[str] = []
         self.trained: list[MetaTrained] = []
         self._compute_dtype = compute_dtype
 

@@ -1,0 +1,58 @@
+"""A dry run as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from osora_cli.cli.results import duration, table
+
+_GIB = 2**30
+_KINDS = (
+    ("weights", "weights"),
+    ("masters", "fp32 copies of them"),
+    ("gradients", "gradients"),
+    ("optimizer", "optimizer"),
+    ("ema", "average of weights"),
+    ("frozen", "networks that are not trained"),
+    ("activations", "activations"),
+    ("workspaces", "workspaces, about"),
+)
+
+
+def dry_run_lines(result: Mapping[str, Any]) -> list[str]:
+    """Parameters, memory by kind, updates, checkpoints, and what will not work as it is."""
+    memory, saves = result["memory_bytes"], result["saves"]
+    shape = memory["shape"]
+    networks = [
+        (network["name"], f"{network['parameters']:,} parameters, {network['trained']:,} trained")
+        for network in result["networks"]
+    ]
+    where = "a GPU" if result["ranks"] == 1 else f"each of {result['ranks']} GPUs"
+    held = [(label, f"{memory[key] / _GIB:7.2f} GiB") for key, label in _KINDS if memory[key]]
+    total = f"{memory['total'] / _GIB:7.2f} GiB"
+    if result["gpu_bytes"]:
+        total += f" of {result['gpu_bytes'] / _GIB:.1f}"
+    lines = [
+        *table([("folder", result["folder"]), *networks]),
+        "",
+        f"memory of {where}, for {shape['clips']} x {shape['frames']} frames of {shape['height']}x{shape['width']}:",
+        *(f"  {line}" for line in table([*held, ("in all", total)])),
+    ]
+    if memory["save_buffers"]:
+        lines.append(
+            f"  and {memory['save_buffers'] / _GIB:.2f} GiB of the host's memory while a checkpoint is written"
+        )
+    return [*lines, "", *table(_plan(result, saves)), *(f"warning: {text}" for text in result["warnings"])]
+
+
+def _plan(result: Mapping[str, Any], saves: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    each = f"{saves['bytes_each'] / _GIB:.2f} GiB each"
+    if saves["seconds_each"] is not None:
+        each += f", durable after about {duration(saves['seconds_each'])}"
+    room = f"up to {saves['bytes_at_most'] / _GIB:.1f} GiB, {saves['free_bytes'] / _GIB:.1f} GiB are free"
+    return [
+        ("updates", f"{result['updates']:,}, {result['batches_per_epoch']:,} batches an epoch and rank"),
+        ("checkpoints", f"{saves['count']:,}, of which {saves['kept']:,} stay; {each}"),
+        ("disk", room),
+    ]
