@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from osora_cli.report.base import Record, RunStart, SilentObserver
-from osora_cli.report.history import History, read_history
+from osora_cli.report.history import LOSSES, History, read_history
 from osora_cli.report.lines import trend_line
 
 
@@ -30,10 +31,10 @@ class PlateauWatch(SilentObserver):
     def on_start(self, info: RunStart) -> None:
         with suppress(FileNotFoundError):
             past = read_history(info.folder)
-            self._history.updates = [r for r in past.updates if r["step"] <= info.start_update]
+            self._history.updates = [_kept(r) for r in past.updates if r["step"] <= info.start_update]
 
     def on_log(self, record: Record) -> None:
-        self._history.updates.append(dict(record))
+        self._history.updates.append(_kept(record))
         self._logs += 1
         if not self._evaluated and self._logs % self._every_logs == 0:
             self._look()
@@ -48,3 +49,8 @@ class PlateauWatch(SilentObserver):
         line = trend_line(self._history.trend(), self._history.loss_name, self._advice)
         if line is not None:
             self._tell(line)
+
+
+def _kept(record: Record) -> dict[str, Any]:
+    """What is looked at of a record: a run may have hundreds of thousands."""
+    return {name: record[name] for name in ("step", *LOSSES) if name in record}
