@@ -20,6 +20,8 @@ JOIN_TIMEOUT_S = 300
 SAVE_TIMEOUT_S = 3600  # a save's ranks wait for the slowest disk
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RECORDED = 20000
+_DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+_DUMP_S = 60.0
 _LOST_WAIT_S = 3.0  # for the rank that is the cause to say so
 # How the errors of a collective read whose other side is gone.
 _LOST_WORDS = ("connection", "closed by peer", "timed out", "timeout", "gloo", "nccl", "broken pipe", "socket")
@@ -95,15 +97,14 @@ def _record_flights() -> None:
     """Have NCCL keep what each rank's last collectives were, and write it down when one takes too long."""
     os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", str(_RECORDED))
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", str(_RECORDED))
-    os.environ.setdefault("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    os.environ.setdefault(_DUMPS, "1")
 
 
-def record_flights_in(folder: str) -> str:
-    """Where NCCL's records go: one file a rank. Gives the path's beginning."""
-    prefix = f"{folder}/nccl-trace-rank"
-    os.environ.setdefault("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix)
-    os.environ.setdefault("TORCH_FR_DUMP_TEMP_FILE", prefix)
-    return os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
+def record_flights_in(folder: str) -> None:
+    """Where NCCL's records go: one file a rank. Without NCCL there are none."""
+    if _DUMPS in os.environ:
+        for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE"):
+            os.environ.setdefault(name, f"{folder}/nccl-trace-rank")
 
 
 def save_group(ranks: Ranks) -> dist.ProcessGroup | None:
@@ -122,7 +123,8 @@ def watched(ranks: Ranks, timeout_s: float) -> Iterator[Watch | None]:
     if ranks.world_size == 1:
         yield None
         return
-    watch = Watch(ranks, timeout_s)
+    # NCCL's own timeout comes first: it writes its record down and ends the process.
+    watch = Watch(ranks, timeout_s + _DUMP_S if _DUMPS in os.environ else timeout_s)
     watch.start()
     try:
         try:

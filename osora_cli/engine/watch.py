@@ -164,7 +164,9 @@ class Watch:
         if self._stopped.wait(_LOOK_S if self._ranks.is_lead else 2 * _LOOK_S):
             return
         if self.post(message, 1):
-            sys.stderr.write(f"error: {message}\n")
+            record = os.environ.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+            told = f"\n  where: NCCL's record of the last collectives, {record}*" if record else ""
+            sys.stderr.write(f"error: {message}{told}\n")
         self._end(1)
 
     def _end_after(self, failed: Failure) -> None:
