@@ -21,9 +21,11 @@ def demo(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """The whole path in minutes, without a GPU: clips, table, training, a kill, resume, verify, reconstruct.
+    """The whole path in minutes, without a GPU.
 
-    Ends in a table of what happened, and the path of a picture.
+    Clips, table, an autoencoder trained, killed in a save, resumed and verified, its
+    second stage, reconstruction; then a diffusion model on it: latents cached, trained,
+    killed, resumed, verified, sampled. Ends in a table and two pictures.
     """
     output = Output(json_mode, quiet, debug)
     from osora_cli.app.demo.run import run_demo

@@ -130,8 +130,27 @@ def demo_lines(result: Mapping[str, Any]) -> list[str]:
     psnr = result.get("psnr") or {}
     lines += ["", "PSNR on clips that were not trained on, mean over clips:"]
     lines += ["  " + line for line in table([(names[key], _number(psnr.get(key), "dB")) for key in names])]
-    lines += ["", *table([("picture", result.get("picture")), ("folder", result.get("folder"))])]
+    lines += _diffusion_lines(result.get("diffusion") or {})
+    paths = [(name, result.get(name)) for name in ("picture", "samples", "folder")]
+    lines += ["", *table(paths)]
     return [*lines, f"done in {duration(float(result.get('seconds') or 0.0))}"]
+
+
+def _diffusion_lines(scores: Mapping[str, float]) -> list[str]:
+    """What the demo's diffusion model has learnt."""
+    if not scores:
+        return []
+    shown = table(
+        [
+            ("before", _number(scores.get("flow_loss_before"), "")),
+            ("after", _number(scores.get("flow_loss"), "")),
+            ("samples to the clip that is meant", _number(scores.get("sample_psnr"), "dB PSNR")),
+            ("samples to the nearest other clip", _number(scores.get("sample_psnr_others"), "dB PSNR")),
+        ]
+    )
+    return ["", "Flow loss of four clips that were learnt by heart, and samples from their captions:"] + [
+        "  " + line for line in shown
+    ]
 
 
 def meta_lines(rows: int, output: str, seconds: float, bad: Mapping[str, int], report: str | None) -> list[str]:

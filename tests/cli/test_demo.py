@@ -30,6 +30,22 @@ def check(result: DemoResult) -> None:
     steps = [record["step"] for record in lines if "kind" not in record]
     assert steps == sorted(set(steps))
     assert not list(run.glob(".staging-*"))
+    check_diffusion(result)
+
+
+def check_diffusion(result: DemoResult) -> None:
+    rows = {row.step: row.outcome for row in result.rows}
+    assert "ae.scaling_factor" in rows["data latent-stats"]
+    assert "a second call found all of it" in rows["data cache"]
+    assert "killed at update" in rows["train diffusion --async-io, kill -9 in a save"]
+    assert "no update stands twice" in rows["resume of the diffusion run"]
+    assert rows["ckpt verify of the diffusion run"].endswith("ok")
+    assert "PSNR" in rows["samples"]
+    assert result.samples is not None
+    assert result.samples.read_bytes().startswith(b"\x89PNG")
+    assert list((result.folder / "runs/diffusion/eval").glob("*-sample0.mp4"))
+    assert "from the cache" in (result.folder / "runs/diffusion/log.txt").read_text()
+    assert set(result.diffusion) >= {"flow_loss_before", "flow_loss"}
 
 
 def test_short(tmp_path: Path) -> None:
@@ -38,9 +54,14 @@ def test_short(tmp_path: Path) -> None:
         quiet=True,
         training=["--max-steps", "12", "--ckpt-every", "3", "--log-every", "1"],
         second_stage=["--max-steps", "2", "--log-every", "1"],
-    )
+        diffusion=[
+            "--max-steps", "12", "--ckpt-every", "3", "--log-every", "1", "--eval-every", "100", "--eval.number", "2",
+            "--eval.pictures", "1", "--sampling-option.num-steps", "2", "--num-workers", "0",
+        ],
+    )  # fmt: skip
     check(result)
     assert len(list((result.folder / "runs" / "vae").glob("epoch*"))) == 4
+    assert result.diffusion["flow_loss"] < result.diffusion["flow_loss_before"]
     with pytest.raises(UsageError, match="not empty"):
         run_demo(tmp_path / "demo")
 
@@ -53,6 +74,10 @@ def test_full(tmp_path: Path) -> None:
     assert result.psnr["after"] >= result.psnr["constant"] + 3
     assert result.psnr["after"] > result.psnr["before"] + 1
     assert result.psnr["stage2"] > result.psnr["after"] - 1
+    scores = result.diffusion
+    assert scores["flow_loss"] < scores["flow_loss_before"] / 5
+    assert scores["sample_psnr"] > scores["sample_psnr_others"]
+    assert scores["sample_matches"] == 1
 
 
 def test_held_out_pieces_share_no_frame_with_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

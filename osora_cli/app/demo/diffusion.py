@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ class DiffusionDemo:
     Attributes:
         folder: the demo's.
         autoencoder: the run that trained it.
-        table: the clips that it was trained on.
+        table: gives the clips that it was trained on.
         training: more arguments for the training, to make it shorter. It must save three times.
         scores: of the first and the last scoring: `flow_loss_before`, `flow_loss`, `sample_psnr`, `sample_psnr_others`.
         picture: clips above the samples that follow their captions.
@@ -36,7 +36,7 @@ class DiffusionDemo:
 
     folder: Path
     autoencoder: Path
-    table: Path
+    table: Callable[[], Path]
     quiet: bool = False
     training: Sequence[str] = ()
     scores: dict[str, float] = field(default_factory=dict)
@@ -114,13 +114,14 @@ class DiffusionDemo:
 
     def _few_clips(self) -> Path:
         """A table of the first pieces of each source, and the last one of the table, with captions of their own."""
-        with self.table.open(newline="", encoding="utf-8") as file:
+        table = self.table()
+        with table.open(newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file))
         chosen: dict[str, dict[str, str]] = {}
         for row in rows:
             chosen.setdefault(row["text"], row)
         picked = [*chosen.values(), *reversed(rows)][:_CLIPS]
-        few = self.table.with_name("few_meta.csv")
+        few = table.with_name("few_meta.csv")
         with few.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()

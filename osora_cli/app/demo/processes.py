@@ -81,14 +81,23 @@ def verify(runs: Sequence[Path]) -> str:
 def _wait_for_save(child: subprocess.Popen[bytes], run: Path) -> str:
     while child.poll() is None:
         if len(checkpoint_folders(run) if run.is_dir() else []) >= 2:
-            found = next(run.glob(f"{STAGING_PREFIX}*"), None)
-            if found is not None:
-                return found.name
+            staging = _written_now(run)
+            if staging is not None:
+                return staging
         time.sleep(0.001)
     raise RunError(
         f"the training ended by itself (exit code {child.returncode}) before it could be killed in a save",
         hint=f"its log: {run / 'log.txt'}",
     )
+
+
+def _written_now(run: Path) -> str | None:
+    """A save that is on its way: with a file in it, for of an empty folder nobody can say yet whose it is."""
+    try:
+        staged = next(run.glob(f"{STAGING_PREFIX}*/**/*.safetensors"), None)
+    except OSError:  # it took its name at this moment
+        return None
+    return None if staged is None else staged.relative_to(run).parts[0]
 
 
 def records(run: Path) -> list[dict[str, Any]]:

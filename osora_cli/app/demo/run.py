@@ -1,23 +1,19 @@
-"""The demo's course: clips, table, training, a kill in the middle of a save, resume, second stage, verify, pictures."""
+"""The demo's course: clips, table, training, a kill in a save, resume, second stage, verify, pictures; diffusion."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from osora_cli.app.ckpt import verify_path
 from osora_cli.app.data_meta import make_meta
 from osora_cli.app.demo.clips import DemoClips, make_clips
+from osora_cli.app.demo.diffusion import DiffusionDemo
+from osora_cli.app.demo.processes import kill_in_save, logged, resume, run_to_end, verify
 from osora_cli.app.reconstruct import ReconstructResult, reconstruct
-from osora_cli.checkpoint.layout import STAGING_PREFIX, checkpoint_folders
+from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.config.load import load_config
 from osora_cli.config.overrides import Override
 from osora_cli.config.schema import ReconstructConfig
@@ -55,12 +51,16 @@ class DemoResult:
     Attributes:
         psnr: dB over the held-out windows, mean over clips: `constant`, `block_means`, `before`, `after`, `stage2`.
         picture: originals above reconstructions, of the model after the second stage.
+        diffusion: the diffusion model's scores, see `DiffusionDemo`.
+        samples: clips above the samples that follow their captions.
     """
 
     folder: Path
     rows: list[DemoRow] = field(default_factory=list)
     psnr: dict[str, float] = field(default_factory=dict)
     picture: Path | None = None
+    diffusion: dict[str, float] = field(default_factory=dict)
+    samples: Path | None = None
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +70,8 @@ class DemoResult:
             "rows": [vars(row) for row in self.rows],
             "psnr": self.psnr,
             "picture": str(self.picture) if self.picture else None,
+            "diffusion": self.diffusion,
+            "samples": str(self.samples) if self.samples else None,
             "seconds": round(self.seconds, 1),
         }
 
@@ -81,6 +83,7 @@ def run_demo(
     tell: Callable[[str], None] | None = None,
     training: Sequence[str] = (),
     second_stage: Sequence[str] = (),
+    diffusion: Sequence[str] = (),
 ) -> DemoResult:
     """Run every step in `directory`, which must be empty or new.
 
@@ -89,6 +92,7 @@ def run_demo(
         tell: is given one line when a step begins.
         training: more arguments for the first training, to make it shorter. It must save three times.
         second_stage: more arguments for the second.
+        diffusion: more arguments for the training of the diffusion model, which must save three times, too.
 
     Raises:
         UsageError: the folder is in use.
@@ -99,7 +103,7 @@ def run_demo(
             f"the folder `{directory}` is not empty",
             hint=f"take another: `osora demo --dir {directory}-2`",
         )
-    demo = _Demo(DemoResult(directory), quiet, tell or (lambda _: None), training, second_stage)
+    demo = _Demo(DemoResult(directory), quiet, tell or (lambda _: None), training, second_stage, diffusion)
     started = time.perf_counter()
     demo.run()
     demo.result.seconds = time.perf_counter() - started
@@ -113,9 +117,11 @@ class _Demo:
     tell: Callable[[str], None]
     training: Sequence[str]
     second_stage: Sequence[str]
+    diffusion: Sequence[str]
     train_table: Path = Path()
     held_out_table: Path = Path()
     clips: DemoClips = field(init=False)
+    second_half: DiffusionDemo = field(init=False)
 
     @property
     def folder(self) -> Path:
@@ -131,6 +137,9 @@ class _Demo:
 
     def steps(self) -> list[DemoStep]:
         """All that the demo does, in order."""
+        return [*self._autoencoder_steps(), *self._diffusion_steps()]
+
+    def _autoencoder_steps(self) -> list[DemoStep]:
         return [
             DemoStep("clips", self._clips),
             DemoStep("data meta", self._meta),
@@ -139,6 +148,19 @@ class _Demo:
             DemoStep("train vae-disc", self._train_disc),
             DemoStep("ckpt verify", self._verify),
             DemoStep("infer reconstruct", self._reconstruct),
+        ]
+
+    def _diffusion_steps(self) -> list[DemoStep]:
+        """The first stage's autoencoder as a latent space. Its table is known once the steps before are done."""
+        part = DiffusionDemo(self.folder, self.run_folder, lambda: self.train_table, self.quiet, self.diffusion)
+        self.second_half = part
+        return [
+            DemoStep("data latent-stats", part.measure),
+            DemoStep("data cache", part.cache),
+            DemoStep("train diffusion --async-io, kill -9 in a save", part.train_and_kill),
+            DemoStep("resume of the diffusion run", part.resume),
+            DemoStep("ckpt verify of the diffusion run", part.verify),
+            DemoStep("samples", self._samples),
         ]
 
     def run(self) -> None:
@@ -169,53 +191,20 @@ class _Demo:
             "train", "vae", VAE_PRESET, "--dataset.data-path", str(self.train_table),
             "--outputs", str(self.run_folder.parent), "--exp-name", RUN_NAME, "--async-io", *self.training,
         ]  # fmt: skip
-        child = self._start(command)
-        try:
-            staging = self._wait_for_save(child)
-        finally:
-            if child.poll() is None:
-                os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-        left = len(list(self.run_folder.glob(f"{STAGING_PREFIX}*")))
-        good = verify_path(self.run_folder)
-        return (
-            f"killed at update {_last_step(self.run_folder)} while {staging} was written, {left} unfinished save left; "
-            f"resume would take {_name(good.resume_from)}"
-        )
-
-    def _wait_for_save(self, child: subprocess.Popen[bytes]) -> str:
-        while child.poll() is None:
-            if len(checkpoint_folders(self.run_folder) if self.run_folder.is_dir() else []) >= 2:
-                found = next(self.run_folder.glob(f"{STAGING_PREFIX}*"), None)
-                if found is not None:
-                    return found.name
-            time.sleep(0.001)
-        raise RunError(
-            f"the training ended by itself (exit code {child.returncode}) before it could be killed in a save",
-            hint=f"its log: {self.run_folder / 'log.txt'}",
-        )
+        return kill_in_save(command, self.run_folder, quiet=self.quiet)
 
     def _resume(self) -> str:
-        before = _last_step(self.run_folder)
-        child = self._start(["resume", str(self.run_folder)])
-        if child.wait() != 0:
-            raise RunError(f"the resume ended with exit code {child.returncode}")
-        steps = [record["step"] for record in _logged(self.run_folder)]
-        if len(steps) != len(set(steps)):
-            raise RunError("a step stands twice in metrics.jsonl")
-        return f"logged up to update {before} before, went on to update {steps[-1]}; no update stands twice"
+        return resume(self.run_folder, quiet=self.quiet)
 
     def _train_disc(self) -> str:
         """The second stage, from the newest checkpoint of the first."""
-        child = self._start([
+        run_to_end([
             "train", "vae-disc", DISC_PRESET, "--from-pretrained", str(self.run_folder), "--dataset.data-path",
             str(self.train_table), "--outputs", str(self.disc_folder.parent), "--exp-name", DISC_NAME, "--async-io",
             *self.second_stage,
-        ])  # fmt: skip
-        if child.wait() != 0:
-            raise RunError(f"the second stage ended with exit code {child.returncode}")
-        logged = _logged(self.disc_folder)
-        first, last = logged[0], logged[-1]
+        ], quiet=self.quiet)  # fmt: skip
+        records = logged(self.disc_folder)
+        first, last = records[0], records[-1]
         apart = [record["logits_real"] - record["logits_fake"] for record in (first, last)]
         return (
             f"from {checkpoint_folders(self.run_folder)[-1].name}, {last['step']} updates against a fresh "
@@ -224,14 +213,12 @@ class _Demo:
         )
 
     def _verify(self) -> str:
-        count, verdicts = 0, set()
-        for run in (self.run_folder, self.disc_folder):
-            report = verify_path(run)
-            if report.exit_code:
-                raise RunError("a checkpoint of the run does not verify", hint=f"osora ckpt verify {run}")
-            count += len(checkpoint_folders(run))
-            verdicts.add(str(report.verdict))
-        return f"{count} checkpoints of both runs, every byte against its digest: {', '.join(sorted(verdicts))}"
+        return verify([self.run_folder, self.disc_folder])
+
+    def _samples(self) -> str:
+        outcome = self.second_half.samples()
+        self.result.diffusion, self.result.samples = self.second_half.scores, self.second_half.picture
+        return outcome
 
     def _reconstruct(self) -> str:
         checkpoints = checkpoint_folders(self.run_folder)
@@ -263,42 +250,9 @@ class _Demo:
         ]
         return reconstruct(load_config(RECONSTRUCT_PRESET, ReconstructConfig, overrides).config)
 
-    def _start(self, arguments: list[str]) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "osora_cli", *arguments, *(["--quiet"] if self.quiet else [])]
-        environment = {
-            # A process that is killed cannot give back its semaphores; Python's own helper does, and says so.
-            "PYTHONWARNINGS": "ignore:resource_tracker:UserWarning",
-            **os.environ,
-        }
-        # Only the demo's own table goes to stdout.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=environment)
-
-
-def _logged(run: Path) -> list[dict[str, Any]]:
-    """The records of updates in metrics.jsonl; a line that a kill cut does not count."""
-    records = []
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if "kind" not in record:
-            records.append(record)
-    return records
-
-
-def _last_step(run: Path) -> int:
-    """The last update in metrics.jsonl."""
-    logged = _logged(run)
-    return int(logged[-1]["step"]) if logged else 0
-
 
 def _mean(result: ReconstructResult, name: str) -> float:
     value = result.mean[name]
     if value is None:
         raise RunError(f"the reconstruction has no {name}", hint=f"its numbers: {result.metrics}")
     return value
-
-
-def _name(path: Any) -> str:
-    return Path(path).name if path else "nothing"
