@@ -103,6 +103,8 @@ class TensorNvmeWriter:
         self._make = make or load_writer_class()
         self._max_write = max_write
         self._log: Path | None = None
+        # It makes a stream with each writer: on this rank's GPU, which a new thread does not know of.
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._written: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._idle = threading.Condition()
@@ -156,6 +158,8 @@ class TensorNvmeWriter:
             self._idle.notify_all()
 
     def _send(self) -> None:
+        if self._device is not None:
+            torch.cuda.set_device(self._device)
         ending = False
         while not ending and (first := self._tasks.get()) is not None:
             batch = [first]
