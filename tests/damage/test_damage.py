@@ -320,6 +320,7 @@ def test_mutations_are_caught_or_harmless(mutable: Path, name: str, seed: int) -
 
 
 @pytest.mark.sweep
+@pytest.mark.timeout(7200)
 @settings(max_examples=10_000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from([*TEXTS, "async_file_io.log"]), seed=st.integers(0, 1 << 30))
 def test_ten_thousand_mutations(mutable: Path, name: str, seed: int) -> None:
