@@ -201,6 +201,7 @@ def test_ranks_share_the_clips_and_call_the_model_equally_often(config: TrainDif
 
             def __init__(self, rank: int) -> None:
                 self.rank = rank
+                self.ranks = SimpleNamespace(data_rank=rank, data_replicas=2)
 
             def mean_over_ranks(self, values: torch.Tensor) -> torch.Tensor:
                 sums.append(values)
