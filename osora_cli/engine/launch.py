@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -22,6 +23,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _RECORDED = 20000
 _DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 _DUMP_S = 60.0
+_DROP_S = 0.2
 _LOST_WAIT_S = 3.0  # for the rank that is the cause to say so
 # How the errors of a collective read whose other side is gone.
 _LOST_WORDS = ("connection", "closed by peer", "timed out", "timeout", "gloo", "nccl", "broken pipe", "socket")
@@ -49,6 +51,9 @@ def joined(device: str, timeout_s: float) -> Iterator[Ranks]:
     local_rank = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
     place = pick_device(device, local_rank)
     yield _join(place, local_rank, timeout_s)
+    # gloo's threads drop what the last collective used. torch 2.6 waits for them with Python's lock held, which they
+    # need for that.
+    time.sleep(_DROP_S)
     # Not after an error: with a rank gone the groups may never come apart, and the process ends anyway.
     dist.destroy_process_group()
 

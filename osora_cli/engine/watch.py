@@ -51,6 +51,7 @@ class Watch:
         self._update = 0
         self._moved: float | None = None
         self._stopped = threading.Event()
+        self._found: Failure | None = None
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._thread = threading.Thread(target=self._look, name="osora-watch", daemon=True)
 
@@ -97,13 +98,14 @@ class Watch:
 
     def _read(self) -> Failure | None:
         store = self._ranks.store
-        if store is None:
-            return None
+        if store is None or self._found is not None:
+            return self._found
         with suppress(RuntimeError):
             if store.check([_FAILED]):
+                # Kept before it is acknowledged: from then on the store may be gone.
+                self._found = Failure(**json.loads(store.get(_FAILED)))
                 store.set(f"heard-{self._ranks.rank}", "")
-                return Failure(**json.loads(store.get(_FAILED)))
-        return None
+        return self._found
 
     def wait_until_heard(self) -> None:
         """Rank 0 may keep the store: it stays until the others have read what failed, or `HEARD_S` have passed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -106,4 +107,5 @@ def _obey(rank: int, world_size: int, meeting: str, name: str, args: Any, option
         group = dist.new_group(backend="gloo")
         return body(Ranks(rank, world_size, rank, group, None), *args, **options)
     finally:
+        time.sleep(0.1)  # as osora does at the end of a run, see engine/launch.py
         dist.destroy_process_group()
