@@ -123,6 +123,8 @@ def one_method(name: str, work: Work, folder: Path, saves: int, idle: int) -> di
         seen = list(measure(work, method, saves, idle))
     except (SetupError, ImportError) as error:
         return {"method": name, "left_out": str(error).splitlines()[0]}
+    except Exception as error:  # of another's code, such as torch's stager on a torch that it does not fit
+        return {"method": name, "left_out": f"it failed: {type(error).__name__}: {error}"}
     finally:
         if method is not None:
             method.close()

@@ -77,6 +77,7 @@ class Background(Method):
     """Something that a thread waits for, to know when it is durable."""
 
     _waiter: threading.Thread | None = None
+    _error: BaseException | None = None
 
     @property
     def in_flight(self) -> bool:
@@ -84,7 +85,11 @@ class Background(Method):
 
     def watch(self, wait: Callable[[], object], started: float) -> None:
         def work() -> None:
-            wait()
+            try:
+                wait()
+            except BaseException as error:
+                self._error = error
+                return
             self.durable.append(time.perf_counter() - started)
 
         self._waiter = threading.Thread(target=work)
@@ -93,6 +98,9 @@ class Background(Method):
     def finish(self) -> None:
         if self._waiter is not None:
             self._waiter.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
 
 class Dcp(Background):
