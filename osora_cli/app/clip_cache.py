@@ -79,18 +79,27 @@ class ClipCache:
         weights = self._config.condition_config
         if weights is None:
             return [WHOLE]
-        kinds = possible_kinds(dict(weights), self._rules.frames(shape.frames), self._rules)
+        kinds = possible_kinds(
+            {str(kind): weight for kind, weight in weights.items()}, self._rules.frames(shape.frames), self._rules
+        )
         return [WHOLE, *encoded_parts(kinds, self._rules)]
 
     def latent_keys(self, row: int, clip: FileIdentity, shape: ClipShape, window: int) -> dict[Part, str]:
         """Keys of a clip's window, by part."""
-        common = {
-            "num_frames": int(self.table.num_frames[row]),
-            "fps": float(self.table.fps[row]),
-            "rule": self._rule,
-            "window": window,
+        frames, fps = int(self.table.num_frames[row]), float(self.table.fps[row])
+        return {
+            part: latent_key(
+                self.ae_digest,
+                clip.digest,
+                shape,
+                num_frames=frames,
+                fps=fps,
+                rule=self._rule,
+                window=window,
+                part=part,
+            )
+            for part in self.parts(shape)
         }
-        return {part: latent_key(self.ae_digest, clip.digest, shape, **common, part=part) for part in self.parts(shape)}
 
     def found(self, row: int, shape: ClipShape, window: int) -> dict[Part, str] | None:
         """The keys of a clip's window if all of it is there, else None."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +11,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
 import torch
 
+from osora_cli.app.cache_plan import Ranks, clip_shapes, compute_device, epochs_needed
 from osora_cli.app.clip_cache import LATENTS, TEXTS, UNREADABLE, ClipCache, cache_folder
 from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.app.frozen_parts import build_frozen_parts, resolve_autoencoder
@@ -27,9 +26,8 @@ from osora_cli.data.draws import draw_seed
 from osora_cli.data.failures import FailureLimit
 from osora_cli.data.loader import ClipBatch, ClipLoader
 from osora_cli.data.plan import Batch
-from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.transforms import normalize
-from osora_cli.errors import DataError, SetupError
+from osora_cli.errors import DataError
 from osora_cli.model.latents import FrozenParts, embed_texts, encode_latents
 from osora_cli.tensors import DTYPES
 from osora_cli.trainer.conditions import PixelParts
@@ -47,20 +45,6 @@ class Progress(Protocol):
     """Told how far a command has come."""
 
     def __call__(self, done: int, total: int | None = None, /) -> None: ...
-
-
-class Ranks(NamedTuple):
-    """This process among those that make a cache together; they need not talk to each other."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-
-    @classmethod
-    def of_environment(cls) -> Ranks:
-        """As torchrun says it."""
-        names = (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-        return cls(*(int(os.environ.get(name, default)) for name, default in names))
 
 
 def _silent(done: int, total: int | None = None, /) -> None:
@@ -168,39 +152,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(folder, error) from error
-
-
-def epochs_needed(config: TrainDiffusionConfig, sampler: BucketSampler) -> int:
-    """Epochs whose buckets a training of this config can reach: one, where no bucket is left to chance.
-
-    By `epochs`, or by `max_steps` of one process; on R ranks it reaches R times as many, and asks for them then.
-    """
-    lengths = [chance for entry in config.bucket_config.values() for chance, _ in entry.values()]
-    certain = all(chance in (0, 1) if not isinstance(chance, tuple) else set(chance) <= {0, 1} for chance in lengths)
-    if certain:
-        return 1
-    if config.max_steps is None:
-        return config.epochs
-    left, epoch = config.max_steps * config.accumulation_steps, 0
-    while left > 0 and epoch < config.epochs:
-        left -= max(1, len(sampler.epoch_batches(epoch)))
-        epoch += 1
-    return epoch
-
-
-def clip_shapes(sampler: BucketSampler, epochs: int) -> list[tuple[int, ClipShape]]:
-    """Every row in every shape that it is used in in these epochs, those of a shape together."""
-    found: dict[tuple[int, int], None] = {}
-    for epoch in range(epochs):
-        ids = sampler.bucket_ids(epoch)
-        rows = np.flatnonzero(ids >= 0)
-        found.update(dict.fromkeys(zip(ids[rows].tolist(), rows.tolist(), strict=True)))
-    buckets = sampler.table.buckets
-    shapes = {
-        (row, ClipShape(buckets[number].frames, buckets[number].height, buckets[number].width)): None
-        for number, row in sorted(found)
-    }
-    return sorted(shapes, key=lambda pair: (pair[1], pair[0]))
 
 
 class _Maker:
@@ -389,13 +340,3 @@ class _Maker:
 def _batch(wanted: _Window) -> Batch:
     shape = wanted.shape
     return Batch((wanted.row,), shape.frames, shape.height, shape.width, (clip_position(wanted.clip.digest),))
-
-
-def compute_device(config: TrainDiffusionConfig, ranks: Ranks | None = None) -> torch.device:
-    """The CPU, or this process's GPU. Raises SetupError where a GPU is asked for and there is none."""
-    ranks = ranks or Ranks.of_environment()
-    if config.device == "cpu" or (config.device == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise SetupError("`device` is `cuda`, and there is no GPU", where="device", hint="--device cpu")
-    return torch.device("cuda", ranks.local_rank)

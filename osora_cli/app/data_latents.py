@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from osora_cli.app.data_cache import Progress, clip_shapes, compute_device
+from osora_cli.app.cache_plan import clip_shapes, compute_device
+from osora_cli.app.data_cache import Progress
 from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.app.frozen_parts import build_frozen_parts, resolve_autoencoder
 from osora_cli.config.diffusion import TrainDiffusionConfig

@@ -188,7 +188,8 @@ def cache(
     may be ended at any time and started again. Under torchrun the processes share
     the work.
     """
-    from osora_cli.app.data_cache import Ranks, make_cache
+    from osora_cli.app.cache_plan import Ranks
+    from osora_cli.app.data_cache import make_cache
 
     ranks = Ranks.of_environment()
     output = Output(json_mode, quiet or ranks.rank > 0, debug)

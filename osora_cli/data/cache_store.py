@@ -45,7 +45,7 @@ class Entry:
 def tensor_digest(tensor: torch.Tensor) -> str:
     """xxh3_128 over dtype, shape and bytes, in hex."""
     hashed = xxhash.xxh3_128(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
-    hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    hashed.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hashed.hexdigest()
 
 

@@ -25,5 +25,5 @@ def encoder_digest(network: nn.Module, options: Mapping[str, Any]) -> str:
     for name, value in sorted(network.state_dict().items()):
         if not name.startswith(_DECODING):
             hashed.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-            hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            hashed.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return hashed.hexdigest()

@@ -12,9 +12,10 @@ from support.clips import make_clip
 from support.tiny_cache import cache_config, make_table
 from support.tiny_diffusion import CAUSAL
 
+from osora_cli.app.cache_plan import Ranks, epochs_needed
 from osora_cli.app.cached_feed import CachedFeed, open_cache
 from osora_cli.app.clip_cache import ClipCache, cache_folder
-from osora_cli.app.data_cache import Ranks, epochs_needed, make_cache
+from osora_cli.app.data_cache import make_cache
 from osora_cli.app.data_input import make_sampler
 from osora_cli.app.frozen_parts import build_frozen_parts
 from osora_cli.config.diffusion import TrainDiffusionConfig
