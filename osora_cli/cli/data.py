@@ -216,7 +216,7 @@ def cache(
     "latent-stats",
     epilog=examples(
         "osora data latent-stats my.yaml --number 256",
-        "osora data latent-stats my.yaml --ae.from-pretrained outputs/RUN --write scaled.yaml",
+        "osora data latent-stats my.yaml --write scaled.yaml",
         fields_of="train-diffusion",
     ),
 )
