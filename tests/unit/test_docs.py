@@ -52,7 +52,7 @@ def root_command() -> Any:
     return typer.main.get_command(app)
 
 
-# ---- what the documents say -------------------------------------------------------------------------------------------
+# ---- what the documents say ------------------------------------------------------------------------------------------
 
 
 def blocks_and_prose(text: str) -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
@@ -132,7 +132,7 @@ def test_the_documents_hold_commands() -> None:
     assert {line.where.partition(":")[0] for line in LINES} >= {"README.md", "docs/diffusion.md", "docs/data.md"}
 
 
-# ---- each of them -----------------------------------------------------------------------------------------------------
+# ---- each of them ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("line", LINES, ids=str)
