@@ -135,9 +135,7 @@ class ReconstructConfig(LoaderConfig):
     dtype: Dtype = Field("bf16", description="dtype of the computation")
     batch_size: Int = Field(1, ge=1, description="clips per batch")
     seed: Int = Field(42, ge=0, description="seed of the windows")
-    save_dir: str = Field(
-        "samples", description="folder for orig/, recn/, side_by_side/, the picture and metrics.json"
-    )
+    save_dir: str = Field("samples", description="folder for orig/, recn/, side_by_side/, the picture and metrics.json")
     lossless: bool = Field(False, description="keep every RGB value in the videos (H.264 in RGB, large files)")
     side_by_side: bool = Field(True, description="write a video of each clip with its reconstruction on the right")
     plugin: str | None = Field(None, description="the seed's key; not used")
