@@ -162,7 +162,7 @@ def main() -> None:
     if args.start == "stage1":
         every = max(1, updates // (6 if tiny else 16))
         stage("stage1", "vae", "vae/train/small_f8", "--max-steps", str(updates), "--eval-every", str(every),
-              *(("--lr", "3e-3") if tiny else ()))  # fmt: skip
+              *(("--lr", "1e-3") if tiny else ()))  # fmt: skip
         if disc_updates == 0:
             report(home, runs, seconds)
             return
