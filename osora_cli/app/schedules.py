@@ -5,6 +5,7 @@ from __future__ import annotations
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.config.schema import TrainConfig
 from osora_cli.config.sections import LrSchedulerConfig
+from osora_cli.config.values import effective_lr, effective_warmup_steps
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.trainer.schedule import Schedule
 
@@ -14,6 +15,21 @@ def total_updates(config: TrainConfig, sampler: BucketSampler) -> int:
     if config.max_steps is not None:
         return config.max_steps
     return config.epochs * len(sampler.epoch_batches(0)) // config.accumulation_steps
+
+
+def run_schedule(
+    config: TrainConfig, sampler: BucketSampler, reader: CheckpointReader | None, notes: list[str]
+) -> Schedule:
+    """The first network's schedule; see `make_schedule`."""
+    return make_schedule(
+        config.lr_scheduler,
+        reader,
+        notes,
+        lr=effective_lr(config),
+        warmup_steps=effective_warmup_steps(config),
+        update_warmup_steps=config.update_warmup_steps,
+        total=total_updates(config, sampler),
+    )
 
 
 def make_schedule(

@@ -11,12 +11,12 @@ from osora_cli.app.diffusion_input import DiffusionInput, check_diffusion_input
 from osora_cli.app.diffusion_start import build_mmdit, check_model_start, unloaded
 from osora_cli.app.feed import TableFeed
 from osora_cli.app.frozen_parts import build_frozen_parts, warm_up
-from osora_cli.app.schedules import make_schedule, total_updates
+from osora_cli.app.schedules import run_schedule
 from osora_cli.app.vae_start import StartWeights
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.models.autoencoder import compression, is_causal
-from osora_cli.config.values import effective_lr, effective_warmup_steps
+from osora_cli.config.values import effective_lr
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine, OptimSettings
 from osora_cli.model.build import build_model
@@ -28,7 +28,6 @@ from osora_cli.trainer.ema import Ema
 from osora_cli.trainer.evaluation import Evaluator
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.saving import RunState
-from osora_cli.trainer.schedule import Schedule
 
 
 class DiffusionTraining:
@@ -71,7 +70,9 @@ class DiffusionTraining:
         if config.warmup_ae and parts.ae is not None:
             warm_up(parts.ae, self.sampler, engine.device, config.ae_batch_size)
         network = engine.prepare(build_mmdit(config, self._start, engine.device, self.notes), optim_settings(config))
-        task = DiffusionTask(network, engine, self._schedule(reader), task_settings(config), parts, null)
+        task = DiffusionTask(
+            network, engine, run_schedule(config, self.sampler, reader, self.notes), task_settings(config), parts, null
+        )
         ema = None if config.ema_decay is None else Ema(network.master_shards(), config.ema_decay)
         return RunState(task, ema, config.save_master_weights, load_masters=config.load_master_weights)
 
@@ -85,18 +86,6 @@ class DiffusionTraining:
         if self._eval is None or self._frozen is None:
             return None
         return make_diffusion_evaluator(self.config, self._eval, engine, state, *self._frozen, folder)
-
-    def _schedule(self, reader: CheckpointReader | None) -> Schedule:
-        config = self.config
-        return make_schedule(
-            config.lr_scheduler,
-            reader,
-            self.notes,
-            lr=effective_lr(config),
-            warmup_steps=effective_warmup_steps(config),
-            update_warmup_steps=config.update_warmup_steps,
-            total=total_updates(config, self.sampler),
-        )
 
 
 def _cached_parts(config: TrainDiffusionConfig) -> str:

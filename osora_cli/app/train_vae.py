@@ -7,13 +7,13 @@ from pathlib import Path
 from torch import nn
 
 from osora_cli.app.feed import TableFeed
-from osora_cli.app.schedules import make_schedule, total_updates
+from osora_cli.app.schedules import run_schedule
 from osora_cli.app.vae_evaluator import VaeEvaluator, check_eval_input
 from osora_cli.app.vae_input import VaeInput, check_vae_input, clip_lengths
 from osora_cli.app.vae_start import StartWeights, build_autoencoder, check_start
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.config.schema import TrainVaeConfig
-from osora_cli.config.values import effective_lr, effective_warmup_steps
+from osora_cli.config.values import effective_lr
 from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine, OptimSettings
 from osora_cli.model.dc_ae.autoencoder import DcAe
@@ -22,7 +22,6 @@ from osora_cli.trainer.evaluation import Evaluator
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.mixing import Mixing
 from osora_cli.trainer.saving import RunState
-from osora_cli.trainer.schedule import Schedule
 from osora_cli.trainer.vae import VaeTask, VaeTaskSettings
 
 
@@ -47,7 +46,7 @@ class VaeTraining:
         task = VaeTask(
             network,
             engine,
-            self._schedule(reader),
+            run_schedule(config, self.sampler, reader, self.notes),
             task_settings(config),
             perceptual=self._perceptual(engine),
         )
@@ -65,18 +64,6 @@ class VaeTraining:
 
     def _perceptual(self, engine: Engine) -> nn.Module | None:
         return self._checked.make_perceptual(engine.device) if self._checked.make_perceptual else None
-
-    def _schedule(self, reader: CheckpointReader | None) -> Schedule:
-        config = self.config
-        return make_schedule(
-            config.lr_scheduler,
-            reader,
-            self.notes,
-            lr=effective_lr(config),
-            warmup_steps=effective_warmup_steps(config),
-            update_warmup_steps=config.update_warmup_steps,
-            total=total_updates(config, self.sampler),
-        )
 
 
 def task_settings(config: TrainVaeConfig) -> VaeTaskSettings:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from osora_cli.app.checkpoint_fit import check_fits
-from osora_cli.app.schedules import make_schedule, total_updates
+from osora_cli.app.schedules import make_schedule, run_schedule, total_updates
 from osora_cli.app.train_vae import VaeTraining, optim_settings, task_settings
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.checkpoint.verify import is_checkpoint
@@ -76,7 +76,7 @@ class VaeDiscTraining(VaeTraining):
             network,
             discriminator,
             engine,
-            self._schedule(reader),
+            run_schedule(config, self.sampler, reader, self.notes),
             self._disc_schedule(reader),
             recorder,
             task_settings(config),
