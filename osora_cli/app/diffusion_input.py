@@ -11,7 +11,7 @@ from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.app.frozen_parts import resolve_autoencoder
 from osora_cli.app.vae_input import missing_file_notes
 from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts
-from osora_cli.data.check import sampler_report
+from osora_cli.data.check import BucketReport, sampler_report
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
 from osora_cli.engine.sequence import check_heads
@@ -24,12 +24,14 @@ class DiffusionInput:
 
     Attributes:
         config: with the autoencoder's architecture known.
+        report: what the order makes of the clips.
         notes: what the user should be told.
     """
 
     config: TrainDiffusionConfig
     table: ClipTable
     sampler: BucketSampler
+    report: BucketReport
     notes: list[str] = field(default_factory=list)
 
 
@@ -39,7 +41,7 @@ def check_diffusion_input(config: TrainDiffusionConfig) -> DiffusionInput:
     Raises:
         ConfigError: the config asks for what model, autoencoder or this number of processes cannot do.
         CheckpointError: the autoencoder's checkpoint is missing or damaged.
-        DataError: the table is missing or unreadable, lacks columns, or no bucket gets a batch.
+        DataError: the table is missing or unreadable, lacks columns or too many of its files.
     """
     check_ranks(config, int(os.environ.get("WORLD_SIZE", "1")))
     resolved = resolve_autoencoder(config)
@@ -54,8 +56,7 @@ def check_diffusion_input(config: TrainDiffusionConfig) -> DiffusionInput:
     if config.dataset.vmaf:
         notes += _motion_notes(table)
     report = sampler_report(sampler)
-    report.require_batches()
-    return DiffusionInput(config, table, sampler, [*notes, *report.lines()])
+    return DiffusionInput(config, table, sampler, report, [*notes, *report.lines()])
 
 
 def check_ranks(config: TrainDiffusionConfig, world_size: int) -> None:

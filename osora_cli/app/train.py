@@ -118,6 +118,7 @@ def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> Tra
     training.check_start(reader)
     agree_on_start(members, training.notes)
     position = start_position(config, training.sampler, reader)
+    training.report.require_batches()  # after the position, which tells a table that has changed
     _check_something_left(config, plan, reader)
     require_writer(config.async_io_backend)
     engine = make_engine(

@@ -38,6 +38,7 @@ class DiffusionTraining:
         self._checked: DiffusionInput = check_diffusion_input(config)
         self.config = self._checked.config
         self.table, self.sampler, self.notes = self._checked.table, self._checked.sampler, self._checked.notes
+        self.report = self._checked.report
         self._start: StartWeights | None = None
         self._cache = open_cache(self.table, self.config)
         if self._cache is not None:

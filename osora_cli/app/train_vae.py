@@ -34,6 +34,7 @@ class VaeTraining:
         self._start: StartWeights | None = None
         self._checked: VaeInput = check_vae_input(config)
         self.table, self.sampler, self.notes = self._checked.table, self._checked.sampler, self._checked.notes
+        self.report = self._checked.report
         self._scored = check_eval_input(config, self.table)
         self.notes += self._scored.notes if self._scored else []
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.config.schema import TrainConfig
+from osora_cli.data.check import BucketReport
 from osora_cli.data.sampler import BucketSampler, Position
 from osora_cli.data.table import ClipTable
 from osora_cli.engine.base import Engine
@@ -24,6 +25,7 @@ class Training(Protocol):
     Attributes:
         config: the resolved config.
         table, sampler: the clips and their order.
+        report: what that order makes of the clips; it may have no batch.
         notes: what the user should be told once.
     """
 
@@ -32,6 +34,7 @@ class Training(Protocol):
 
     table: ClipTable
     sampler: BucketSampler
+    report: BucketReport
     notes: list[str]
 
     def check_start(self, reader: CheckpointReader | None) -> None:

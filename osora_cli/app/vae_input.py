@@ -11,7 +11,7 @@ from osora_cli.app.data_input import check_buckets, load_table, make_sampler
 from osora_cli.app.vae_advice import advice
 from osora_cli.config.models.dc_ae import DcAeConfig, check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
-from osora_cli.data.check import sampler_report
+from osora_cli.data.check import BucketReport, sampler_report
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
 from osora_cli.errors import ConfigError
@@ -24,10 +24,12 @@ MakePerceptual = Callable[[torch.device], LPIPS]
 
 @dataclass(frozen=True)
 class VaeInput:
-    """The checked input: the table, its order over epochs, how LPIPS is made, and what the user should be told."""
+    """The checked input: the table, its order over epochs and what that makes of the clips, how LPIPS is made, and what
+    the user should be told."""
 
     table: ClipTable
     sampler: BucketSampler
+    report: BucketReport
     make_perceptual: MakePerceptual | None
     notes: list[str] = field(default_factory=list)
 
@@ -37,7 +39,7 @@ def check_vae_input(config: TrainVaeConfig) -> VaeInput:
 
     Raises:
         ConfigError: the config asks for what the model cannot do.
-        DataError: the table is missing or unreadable, lacks columns, or no bucket gets a batch.
+        DataError: the table is missing or unreadable, lacks columns or too many of its files.
         SetupError: a weight that a loss needs is not installed.
     """
     check_buckets(config)
@@ -45,9 +47,8 @@ def check_vae_input(config: TrainVaeConfig) -> VaeInput:
     sampler = make_sampler(table, config)
     notes = [*table.notes, *missing_file_notes(table, config.dataset.max_bad_fraction)]
     report = sampler_report(sampler)
-    report.require_batches()
     notes += [*report.lines(), *advice(config, sampler.table.buckets)]
-    return VaeInput(table, sampler, _perceptual(config), notes)
+    return VaeInput(table, sampler, report, _perceptual(config), notes)
 
 
 def missing_file_notes(table: ClipTable, max_bad_fraction: float) -> list[str]:

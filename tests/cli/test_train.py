@@ -392,3 +392,19 @@ def test_nothing_to_do_in_a_new_run_is_refused(home: Path, trained: Path, tmp_pa
     assert finished.code == 2
     assert "4 updates done already" in finished.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_changed_table_is_said_before_what_it_makes_of_the_clips(trained: Path, home: Path, tmp_path: Path) -> None:
+    """The clips of the new table are all too small: that is no fault of the run's, whose table it is not."""
+    run = copy_of(trained, tmp_path)
+    text = (home / "clips.csv").read_text()
+    small = tmp_path / "clips.csv"
+    small.write_text(text.replace(",64,96,", ",8,12,"))
+    finished = osora("resume", run, "--max-steps", "6", "--dataset.data-path", small, "--dataset.root", home, cwd=home)
+    assert finished.code == 2
+    assert "the table's digest" in finished.stderr
+    assert "--start-step 0" in finished.stderr
+    anew = osora("resume", run, "--max-steps", "6", "--dataset.data-path", small, "--dataset.root", home,
+                 "--start-step", "0", "--start-epoch", "0", cwd=home)  # fmt: skip
+    assert anew.code == 3
+    assert "no bucket gives a batch" in anew.stderr

@@ -113,6 +113,7 @@ def dry_run(
     """
     tell("reading the table")
     training = check_training(command, config)
+    training.report.require_batches()
     training.check_start(None)
     tell("tracing a step on the meta device")
     probe = make_probe(command, training.config)

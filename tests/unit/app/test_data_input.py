@@ -126,5 +126,6 @@ def test_the_same_table_opens_a_training_and_no_batch_ends_it_before_its_model(
     feed.close()
     monkeypatch.setattr("osora_cli.model.build.build_model", None)
     none = config.model_copy(update={"bucket_config": {"512px": {8: (1.0, 1)}}})
+    training = check_training("train vae", none)
     with pytest.raises(DataError, match="no bucket gives a batch"):
-        check_training("train vae", none)
+        training.report.require_batches()
