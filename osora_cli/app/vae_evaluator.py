@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
 import torch
-from torch import nn
 
 from osora_cli.app.picture import ShownClip, sheet
 from osora_cli.config.models.dc_ae import check_clip, compression
@@ -28,7 +25,7 @@ from osora_cli.metrics.ssim import ssim
 from osora_cli.model.lpips_weights import FETCH_COMMAND, load_lpips, locate_lpips
 from osora_cli.model.perceptual import LPIPS, MIN_SIZE
 from osora_cli.trainer import rng
-from osora_cli.trainer.evaluation import Evaluation
+from osora_cli.trainer.evaluation import Evaluation, evaluation_mode
 from osora_cli.trainer.saving import RunState
 
 PICTURE = "clips"
@@ -136,7 +133,7 @@ class VaeEvaluator:
         shown: list[ShownClip] = []
         kept = rng.capture()
         try:
-            with _evaluation_mode(network.module):
+            with evaluation_mode(network.module):
                 if ema is not None:
                     with ema.swapped(network):
                         scores |= self._score("ema", shown)
@@ -215,18 +212,6 @@ def _plan(clips: list[FixedClip], size: int) -> list[list[FixedClip]]:
         alike = list(same)
         groups += [alike[i : i + size] for i in range(0, len(alike), size)]
     return groups
-
-
-@contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Every part of the network in evaluation mode meanwhile, then in the mode it was in."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
 
 
 def _shown(clip: FixedClip, given: torch.Tensor, made: torch.Tensor, numbers: list[float]) -> ShownClip:

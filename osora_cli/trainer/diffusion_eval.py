@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from osora_cli.model.latents import Autoencoder, FrozenParts, TextBundle, embed_
 from osora_cli.model.sampling import ImageCondition, SamplingSettings, TextVectors, initial_noise, sample_latents
 from osora_cli.trainer import rng
 from osora_cli.trainer.conditions import LatentRules, PixelParts, make_condition
-from osora_cli.trainer.evaluation import Evaluation
+from osora_cli.trainer.evaluation import Evaluation, evaluation_mode
 from osora_cli.trainer.flow import interpolate, sample_losses, velocity
 from osora_cli.trainer.saving import RunState
 
@@ -136,7 +135,7 @@ class DiffusionEvaluator:
         samples: list[Tensor] = []
         kept = rng.capture()
         try:
-            with torch.no_grad(), _evaluation_mode(network.module):
+            with torch.no_grad(), evaluation_mode(network.module):
                 if ema is not None:
                     with ema.swapped(network):
                         scores |= self._losses(network.module, "ema")
@@ -333,15 +332,3 @@ def _joined(images: Sequence[NDArray[np.uint8]], axis: int) -> NDArray[np.uint8]
         padding[axis] = (0, _RULE if image is not images[-1] else 0)
         parts.append(np.pad(image, padding, constant_values=255))
     return np.ascontiguousarray(np.concatenate(parts, axis=axis))
-
-
-@contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    """Every part of the network in evaluation mode meanwhile, then in the mode it was in."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -30,3 +33,15 @@ class Evaluator(Protocol):
 
     def evaluate(self, update: int) -> Evaluation:
         """Score the weights after `update` updates."""
+
+
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Every part of the network in evaluation mode meanwhile, then in the mode it was in."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
