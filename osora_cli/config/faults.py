@@ -97,7 +97,7 @@ def _fault(path: Path, items: list[Any], schema: type[Section], layer: Layer) ->
     where, item = layer.where(path), items[0]
     kinds = {i["type"] for i in items}
     value = _show(_value_at(layer.data, path))
-    if kinds == {"extra_forbidden"}:
+    if kinds <= {"extra_forbidden", "invalid_key"}:
         return _unknown(path, key, where, schema, layer)
     if kinds == {"missing"}:
         return Fault(f"`{key}` is missing", where, _allowed(path, schema))

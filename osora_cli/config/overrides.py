@@ -109,8 +109,9 @@ def parse_structure(text: str, flag: str) -> Any:
         return parse_inline(text)
     except (yaml.YAMLError, RecursionError) as error:
         reason = getattr(error, "problem", None) or str(error)
+        shown = text if len(text) <= 200 else f"{text[:200]}..."
         raise UsageError(
-            f"`{text}` cannot be read as a list or mapping: {reason}",
+            f"`{shown}` cannot be read as a list or mapping: {reason}",
             where=flag,
             allowed="YAML, JSON or a Python literal, such as [0.9, 0.98] or {256px: {32: [1.0, 1]}}",
         ) from error

@@ -58,17 +58,40 @@ class _Loader(yaml.SafeLoader):
                 seen[key] = key_node
         return super().construct_mapping(node, deep=True)
 
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A whole number. Python refuses to read one of thousands of digits, and says so without a place."""
+        try:
+            return self.construct_yaml_int(node)
+        except ValueError as error:
+            raise yaml.MarkedYAMLError(
+                problem=f"`{node.value[:20]}...` is no number that can be read", problem_mark=node.start_mark
+            ) from error
+
+    def refuse(self, node: yaml.Node) -> Any:
+        """A tag that no value of a config has."""
+        raise yaml.MarkedYAMLError(
+            problem=f"could not determine a constructor for the tag '{node.tag}'", problem_mark=node.start_mark
+        )
+
     def construct_eagerly(self, node: yaml.MappingNode) -> dict[Hashable, Any]:
         return self.construct_mapping(node, deep=True)
 
 
 # SafeLoader's own constructor of mappings fills them later, when an error has lost its place.
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_eagerly)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
+# No field holds bytes, and what could not be written out again is not taken in.
+_Loader.add_constructor("tag:yaml.org,2002:binary", _Loader.refuse)
 
 
 def parse_inline(text: str) -> Any:
     """The value of a YAML or JSON text given on the command line. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_Loader)  # _Loader is a SafeLoader
+    loader = _Loader(text)
+    node = loader.get_single_node()
+    if node is None:
+        return None
+    _Walk(loader, "", {}).visit(node, (), ())
+    return loader.construct_document(node)
 
 
 def read_yaml(path: FilePath, shown: str) -> Layer:
@@ -88,11 +111,17 @@ def read_yaml(path: FilePath, shown: str) -> Layer:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{shown}:{mark.line + 1}" if mark else shown
-        raise ConfigError(error.problem or "not YAML", where=place, hint=_cure(error)) from error
+        raise ConfigError(_problem(error), where=place, hint=_cure(error)) from error
     except yaml.YAMLError as error:
         raise ConfigError(f"not YAML: {str(error).splitlines()[0]}", where=shown) from error
     except RecursionError as error:
         raise ConfigError("the config is nested too deeply", where=shown) from error
+
+
+def _problem(error: yaml.MarkedYAMLError) -> str:
+    if error.problem == "but found another document":
+        return "the config holds more than one YAML document"
+    return error.problem or "not YAML"
 
 
 def _cure(error: yaml.MarkedYAMLError) -> str | None:

@@ -139,7 +139,7 @@ def test_all_faults_at_once_each_with_its_place_and_the_nearest_name(here: Path)
         "c.yaml:3": "`optim.lrr` is not a key of this config | None | did you mean `optim.lr`?",
         "c.yaml:4": "`optim.betas.1` is missing | `optim.betas` is a list of 2 numbers | None",
         "c.yaml:6": "`dataset.data-pth` is not a key of this config | None | did you mean `dataset.data_path`?",
-        "c.yaml:7": "`plugin` is `zero9` | one of `none`, `ddp`, `zero1`, `zero2`, `zero3` | None",
+        "c.yaml:7": "`plugin` is `zero9` | one of `none`, `ddp`, `zero1`, `zero2`, `zero3`, `hybrid` | None",
         "--seed": "`seed` is `-1` | a whole number >= 0 | None",
         "--learning_rat": "`learning_rat` is not a key of this config | None | did you mean `lr`?",
     }

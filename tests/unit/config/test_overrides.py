@@ -79,6 +79,11 @@ def test_values(key: str, text: str, value: Any) -> None:
         ("bucket_config", "{'a': 1, 'a': 2}", "the key `a` is given twice"),
         ("bucket_config", "{a: 1, a: 2}", "the key `a` is given twice"),
         ("model", "{type: dc_ae", "expected ',' or '}'"),
+        ("optim.betas", "&a [*a]", "an anchor contains itself"),
+        ("model", "&a {b: *a}", "an anchor contains itself"),
+        ("optim.betas", "1" * 5000, "is no number that can be read"),
+        ("optim.betas", "[" + "1" * 5000 + "]", "is no number that can be read"),
+        ("model", "{a: !!binary aGVsbG8=}", "could not determine a constructor"),
     ],
 )
 def test_lists_and_mappings_that_cannot_be_read(key: str, text: str, reason: str) -> None:

@@ -44,6 +44,9 @@ def test_every_value_has_its_line(tmp_path: Path) -> None:
         ("a: &x {<<: *x}\n", "an anchor contains itself", 1),
         ("a: *nowhere\n", "found undefined alias", 1),
         ("? [1, 2]\n: 3\n", "is no name of a key", 1),
+        ("a: 1\nb: " + "1" * 5000 + "\n", "`11111111111111111111...` is no number that can be read", 2),
+        ("a: 1\nb: !!binary aGVsbG8=\n", "could not determine a constructor", 2),
+        ("a: 1\n---\na: 2\n", "more than one YAML document", 2),
     ],
 )
 def test_faults_name_their_line(tmp_path: Path, text: str, message: str, line: int) -> None:
