@@ -22,6 +22,7 @@ from osora_cli.data.table import ClipTable
 from osora_cli.errors import DataError, UsageError
 
 _CHUNK = 1 << 16
+_MOST = 10**9
 _CLIP_COLUMNS = ("row", "path", "num_frames", "fps", "used_frames", "height", "width", "bucket", "reason")
 
 
@@ -166,8 +167,8 @@ def check_table(
         SetupError: `clips` cannot be written.
     """
     for name, value, least in (("ranks", ranks, 1), ("epoch", epoch, 0)):
-        if value < least:
-            raise UsageError(f"{name} is `{value}`", allowed=f"{least} or more")
+        if not least <= value <= _MOST:
+            raise UsageError(f"{name} is `{value}`", allowed=f"{least} to {_MOST}")
     if clips is not None:
         check_output(clips, (".csv",))
         if clips.resolve() == table.resolve():

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from osora_cli.data.meta import MetaTable, load_meta_table, settle
 from osora_cli.data.meta_journal import Journal
 from osora_cli.data.meta_merge import merge_table
-from osora_cli.data.meta_output import check_output, write_csv, write_meta_table
+from osora_cli.data.meta_output import check_cells, check_output, write_csv, write_meta_table
 from osora_cli.data.meta_workers import Look, look_at
 from osora_cli.errors import DataError, UsageError
 
@@ -89,6 +89,7 @@ def make_meta(
     table = load_meta_table(input, output, root)
     for source in merge:
         merge_table(table, source)
+    check_cells(table, output)
     probed = table.to_probe(exact=exact)
     files = list(dict.fromkeys(file for row in probed if (file := table.files[row]) is not None))
     with Journal(output, exact=exact) as journal:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +14,16 @@ import pyarrow.compute as pc
 
 from osora_cli.data.media_types import STILL_EXTENSIONS, VIDEO_EXTENSIONS, is_still
 from osora_cli.data.prober import Facts
-from osora_cli.data.table import COLUMNS
-from osora_cli.data.text_table import TextTable, read_text_table
+from osora_cli.data.text_table import COLUMNS, TextTable, number_of, read_text_table, shown, text_column
 from osora_cli.errors import DataError
 
 FILLED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
 _WHOLE = frozenset({"num_frames", "height", "width", "resolution"})
 _ENDINGS_SHOWN = 8
+# What others call the column of captions.
+_CAPTION_NAMES = frozenset({"caption", "captions", "prompt", "prompts", "description", "title", "txt"})
+# Of whole numbers that float64 holds, up to 2**53, whatever their digits are.
+_MOST_DIGITS = 16
 
 
 @dataclass
@@ -119,8 +122,8 @@ def load_meta_table(source: Path, output: Path, root: Path | None) -> MetaTable:
         raise DataError(f"table `{source}` has a header and no rows")
     table = MetaTable(
         names=[*raw.names, *(name for name in COLUMNS if name not in raw.names)],
-        path=column_texts(raw.columns["path"]),
-        text=column_texts(raw.columns["text"]) if "text" in raw.names else [""] * raw.num_rows,
+        path=raw_texts(raw, "path"),
+        text=raw_texts(raw, "text") if "text" in raw.names else [""] * raw.num_rows,
         values={name: _numbers(raw, name) for name in FILLED},
         others={name: column for name, column in raw.columns.items() if name not in COLUMNS},
         notes=list(raw.notes),
@@ -128,6 +131,8 @@ def load_meta_table(source: Path, output: Path, root: Path | None) -> MetaTable:
     empty = next((row for row, path in enumerate(table.path) if not path), None)
     if empty is not None:
         raise DataError(f"{table.path.count('')} rows have an empty `path`", where=raw.where(empty))
+    if "text" not in raw.names:
+        table.notes.append(f"table `{source}` has no column `text`: captions are left empty{_captions(raw.names)}")
     _count_replaced(raw, table)
     _locate(table, source, output, root)
     return table
@@ -137,7 +142,7 @@ def _from_folder(folder: Path, output: Path) -> MetaTable:
     """Every video and still below a folder, hidden ones left out, in the order of their names."""
     files: list[Path] = []
     others: Counter[str] = Counter()
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in os.walk(folder, onerror=_refuse_folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
         others["linked folder"] += sum(os.path.islink(os.path.join(place, name)) for name in folders)
         for path in (Path(place, name) for name in names if not name.startswith(".")):
@@ -160,6 +165,17 @@ def _from_folder(folder: Path, output: Path) -> MetaTable:
         files=list(found),
         notes=_passed_over(others),
     )
+
+
+def _captions(names: Sequence[str]) -> str:
+    """A hint at a column that may hold what is missing."""
+    found = [f"`{name}`" for name in names if name.strip().lower() in _CAPTION_NAMES]
+    return f"; should it be {' or '.join(found)}, rename that to `text`" if found else ""
+
+
+def _refuse_folder(error: OSError) -> None:
+    """A folder that cannot be listed: what is in it would be left out without a word."""
+    raise DataError(f"folder `{error.filename}` cannot be listed: {error.strerror}") from error
 
 
 def _passed_over(others: Counter[str]) -> list[str]:
@@ -197,6 +213,16 @@ def _locate(table: MetaTable, source: Path, output: Path, root: Path | None) -> 
         )
 
 
+def raw_texts(raw: TextTable, name: str) -> list[str]:
+    """`path` or `text` of a table.
+
+    Raises:
+        DataError: the column is of parquet and holds what is no text.
+    """
+    texts: list[str] = text_column(raw.columns[name], name, raw.source).to_pylist()
+    return texts
+
+
 def column_texts(column: pa.Array) -> list[str]:
     """A column as text: null is empty, text is as it is, numbers as Python writes them."""
     if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
@@ -220,10 +246,10 @@ def measured_texts(name: str, column: pa.Array) -> list[str]:
 
 
 def _whole(text: str) -> str:
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS:
         return text.lstrip("0")
     number = _float(text)
-    return str(int(number)) if number >= 1 and number == math.floor(number) else ""
+    return str(int(number)) if 1 <= number < 2**53 and number == math.floor(number) else ""
 
 
 def _positive(text: str) -> str:
@@ -232,7 +258,7 @@ def _positive(text: str) -> str:
 
 def _float(text: str) -> float:
     try:
-        number = float(text)
+        number = number_of(text)
     except ValueError:
         return math.nan
     return number if math.isfinite(number) else math.nan
@@ -252,7 +278,7 @@ def _count_replaced(raw: TextTable, table: MetaTable) -> None:
         if rows:
             table.notes.append(
                 f"`{name}` of {len(rows)} rows is no number that can be, and is filled anew "
-                f"(first: `{before[rows[0]]}`, row {rows[0]})"
+                f"(first: `{shown(before[rows[0]])}`, row {rows[0]})"
             )
 
 

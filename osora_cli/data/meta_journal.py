@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import astuple
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeAlias
 
 from osora_cli.data.prober import Facts
 from osora_cli.errors import SetupError, UsageError
+
+Stamp: TypeAlias = "list[int] | None"
 
 
 class JournalWriter:
@@ -24,11 +26,16 @@ class JournalWriter:
 
     def __init__(self, folder: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._file = os.open(folder / f"{os.getpid()}.jsonl", flags, 0o666)
+        self._path = folder / f"{os.getpid()}.jsonl"
+        self._file = os.open(self._path, flags, 0o666)
 
-    def add(self, path: str, facts: Facts) -> None:
-        line = json.dumps({"path": path, "stamp": _stamp(path), "facts": astuple(facts)})
-        os.write(self._file, line.encode() + b"\n")
+    def add(self, path: str, stamp: Stamp, facts: Facts) -> None:
+        """Keeps what was found of a file that had this stamp before it was looked at."""
+        line = json.dumps({"path": path, "stamp": stamp, "facts": astuple(facts)})
+        try:
+            os.write(self._file, line.encode() + b"\n")
+        except OSError as error:
+            raise SetupError(f"`{self._path}` cannot be written: {error.strerror}") from error
 
     def close(self) -> None:
         os.close(self._file)
@@ -80,7 +87,7 @@ class Journal:
         found: dict[str, Facts] = {}
         for file in sorted(self.folder.glob("*.jsonl")):
             for entry in _entries(file):
-                if entry["stamp"] == _stamp(entry["path"]):
+                if entry["stamp"] == stamp_of(entry["path"]):
                     found[entry["path"]] = Facts(*entry["facts"])
         return found
 
@@ -115,7 +122,8 @@ def _entries(file: Path) -> Iterator[dict[str, Any]]:
                 yield entry
 
 
-def _stamp(path: str) -> list[int] | None:
+def stamp_of(path: str) -> Stamp:
+    """Size and time of change of a file: facts are of use as long as it has these."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):

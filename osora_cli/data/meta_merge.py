@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from osora_cli.data.meta import FILLED, MetaTable, column_texts, measured_texts
-from osora_cli.data.text_table import TextTable, read_text_table
+from osora_cli.data.meta import FILLED, MetaTable, column_texts, measured_texts, raw_texts
+from osora_cli.data.text_table import TextTable, read_text_table, shown, text_column
 from osora_cli.errors import DataError
 
 
@@ -30,7 +30,7 @@ def merge_table(table: MetaTable, source: Path) -> None:
     if "path" not in other.names:
         found = ", ".join(f"`{name}`" for name in other.names)
         raise DataError(f"table `{source}` has no column `path` to be merged by (it has: {found})")
-    paths = column_texts(other.columns["path"])
+    paths = raw_texts(other, "path")
     taken = _match(table, other, _unique(other, paths), paths)
     _fill(table, other, taken)
 
@@ -40,29 +40,37 @@ def _unique(other: TextTable, paths: Sequence[str]) -> dict[str, int]:
     rows: dict[str, int] = {}
     for row, path in enumerate(paths):
         first = rows.setdefault(path, row)
-        if first == row:
-            continue
-        for name, column in other.columns.items():
-            one, two = column[first].as_py(), column[row].as_py()
-            if one != two and not (one != one and two != two):  # NaN is not itself
-                raise DataError(
-                    f"path `{path}` stands in rows {first} and {row}, with `{name}` `{one}` and `{two}`",
-                    where=other.where(row),
-                    hint="remove one of the two rows",
-                )
+        if first != row:
+            _refuse_two(other, first, row, f"path `{path}` stands")
     return rows
+
+
+def _refuse_two(other: TextTable, first: int, row: int, what: str) -> None:
+    """Ends where two rows about the same clip say different things."""
+    for name, column in other.columns.items():
+        one, two = column[first].as_py(), column[row].as_py()
+        if name != "path" and one != two and not (one != one and two != two):  # NaN is not itself
+            raise DataError(
+                f"{what} in rows {first} and {row}, with `{name}` `{shown(one)}` and `{shown(two)}`",
+                where=other.where(row),
+                hint="remove one of the two rows",
+            )
 
 
 def _match(table: MetaTable, other: TextTable, rows: dict[str, int], paths: Sequence[str]) -> list[int | None]:
     """For each row of the table the row of `other`; notes how many have none."""
-    by_file: dict[str, int] = {}
+    by_file: dict[str, list[int]] = {}
     for folder in (os.fspath(other.source.parent), ""):
         for path, row in rows.items():
-            by_file.setdefault(os.path.abspath(os.path.join(folder, path)), row)
+            by_file.setdefault(os.path.abspath(os.path.join(folder, path)), []).append(row)
     taken: list[int | None] = []
     for written, file in zip(table.written, table.files, strict=True):
         found = rows.get(written)
-        taken.append(by_file.get(file) if found is None and file is not None else found)
+        if found is None and file in by_file:
+            found = by_file[file][0]
+            for again in by_file[file][1:]:
+                _refuse_two(other, found, again, f"file `{file}` stands")
+        taken.append(found)
     matched = len(taken) - taken.count(None)
     if not matched:
         raise DataError(
@@ -86,7 +94,7 @@ def _fill(table: MetaTable, other: TextTable, taken: Sequence[int | None]) -> No
             continue
         given = column.take(indices)
         if name == "text":
-            table.text = _filled(table, name, table.text, column_texts(given))
+            table.text = _filled(table, name, table.text, text_column(given, name, other.source).to_pylist())
         elif name in FILLED:
             table.values[name] = _filled(table, name, table.values[name], measured_texts(name, given))
         elif name not in table.others:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 from osora_cli.data.meta import MetaTable
 from osora_cli.data.text_table import PARQUET
-from osora_cli.errors import SetupError, UsageError
+from osora_cli.errors import DataError, SetupError, UsageError
 
 # What is read for one clip with `memory_efficient`. Of a table so large that its footer would be, groups are larger.
 _GROUP_ROWS, _GROUPS = 1000, 10_000
@@ -30,6 +31,8 @@ def check_output(output: Path, endings: Sequence[str] = (".csv", *PARQUET)) -> N
     """
     if output.is_dir():
         raise UsageError(f"output `{output}` is a folder", allowed=f"a file ending in {' or '.join(endings)}")
+    if output.exists() and not output.is_file():
+        raise UsageError(f"output `{output}` is no regular file", allowed="a file, or a name that is free")
     if output.suffix.lower() not in endings:
         kind = "neither CSV nor parquet" if len(endings) > 1 else "no CSV"
         raise UsageError(f"output `{output}` is {kind} by its name", allowed=", ".join(endings))
@@ -39,6 +42,23 @@ def check_output(output: Path, endings: Sequence[str] = (".csv", *PARQUET)) -> N
         raise SetupError(f"folder `{output.parent}` cannot be made: {error.strerror}") from error
     if not os.access(output.parent, os.W_OK | os.X_OK):
         raise SetupError(f"folder `{output.parent}` cannot be written to", hint="choose another --output")
+
+
+def check_cells(table: MetaTable, output: Path) -> None:
+    """Refuses what parquet holds and a CSV cannot.
+
+    Raises:
+        DataError: a cell has a zero byte, and `output` is a CSV.
+    """
+    if output.suffix.lower() in PARQUET:
+        return
+    for name in table.names:
+        row = next((row for row, text in enumerate(table.as_text(name)) if "\0" in text), None)
+        if row is not None:
+            raise DataError(
+                f"`{name}` of row {row} holds a zero byte, which no CSV can",
+                hint=f"--output {output.with_suffix(PARQUET[0])}",
+            )
 
 
 def write_meta_table(table: MetaTable, output: Path) -> None:
@@ -87,13 +107,18 @@ def _field(text: str) -> str:
 def replaced(target: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `target` when the block ends well, and is gone when it does not.
 
+    Of a link, what it leads to is replaced. Who may read an old file may read the new one, and nobody else.
+
     Raises:
         SetupError: no space, or no right to write.
     """
+    target = Path(os.path.realpath(target))
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("wb") as file:
             yield file
+            if target.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(target.stat().st_mode))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)

@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from osora_cli.data.meta_drive import Drive
-from osora_cli.data.meta_journal import Journal, JournalWriter
+from osora_cli.data.meta_journal import Journal, JournalWriter, stamp_of
 from osora_cli.data.prober import Facts, Prober
+from osora_cli.errors import SetupError
 
 Progress = Callable[[int, int], None]
 
@@ -72,8 +73,7 @@ def _in_process(files: Sequence[str], look: Look, journal: Journal, tell: Callab
     try:
         with Prober(exact=look.exact, time_limit_s=look.time_limit_s) as prober:
             for done, file in enumerate(files, 1):
-                found[file] = prober.probe(file)
-                writer.add(file, found[file])
+                found[file] = _looked_at(file, prober, writer)
                 tell(done)
     finally:
         writer.close()
@@ -133,8 +133,27 @@ def _work(file: str, look: Look, folder: Path) -> bool:
     if _worker is None or _worker.pid != os.getpid():
         _worker = _Worker(look, folder)
     try:
-        facts = _worker.prober.probe(file)
+        facts = _looked_at(file, _worker.prober, _worker.writer)
+    except SetupError:
+        return False  # no fault of the file: it is left to the process that started this one, which can say so
     except Exception as error:
         facts = Facts(reason=f"{type(error).__name__}: {error}")
-    _worker.writer.add(file, facts)
+        _worker.writer.add(file, stamp_of(file), facts)
     return facts.reason is None
+
+
+def _looked_at(file: str, prober: Prober, writer: JournalWriter) -> Facts:
+    """The facts of one file, in the journal. One that is written to meanwhile is looked at once more.
+
+    The journal's stamp is from before the look: facts of a file that changed during it are not taken for good.
+
+    Raises:
+        SetupError: the journal cannot be written, or a child process not be started.
+    """
+    stamp = stamp_of(file)
+    facts = prober.probe(file)
+    after = stamp_of(file)
+    if after != stamp:
+        stamp, facts = after, prober.probe(file)
+    writer.add(file, stamp, facts)
+    return facts

@@ -21,6 +21,8 @@ _START_PAUSE_S = 1.0
 # A new child now and then keeps what libraries leak from adding up.
 _FILES_PER_CHILD = 5000
 _KILL_WAIT_S = 5.0
+# The system takes no wait of any length: one without end is made of many.
+_LONGEST_WAIT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,10 @@ class _Child:
     def _receive(self, deadline: float) -> dict[str, Any] | str:
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
-            if left <= 0 or not self._selector.select(left):
+            if left <= 0:
                 return "slow"
+            if not self._selector.select(min(left, _LONGEST_WAIT_S)):
+                continue
             data = self._answers.read1(65536)  # type: ignore[attr-defined]
             if not data:
                 return "gone"

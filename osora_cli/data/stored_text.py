@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from osora_cli.data.text_table import text_column
 from osora_cli.errors import DataError
 
 TEXT_COLUMNS = ("path", "text")
@@ -94,7 +95,8 @@ class StoredText:
                 f"{expected} rows of {', '.join(columns)} are expected",
                 hint="every file of the folder but the last holds as many rows as the first",
             )
-        return pa.table({name: _plain(group.column(name)) for name in columns})
+        source = Path(self.files[file])
+        return pa.table({name: _plain(group.column(name), name, source) for name in columns})
 
     def _opened(self, file: int) -> pq.ParquetFile:
         found = self._open.get(file)
@@ -193,11 +195,11 @@ def _starts(sizes: list[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.Array:
+def _plain(column: pa.ChunkedArray, name: str, source: Path) -> pa.Array:
     """As one array of large_string without nulls."""
     if pa.types.is_dictionary(column.type):
         column = pc.cast(column, column.type.value_type)
-    column = pc.fill_null(pc.cast(column, pa.large_string()), "")
+    column = text_column(column, name, source)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], pa.large_string())
 
 

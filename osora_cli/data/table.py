@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from osora_cli.data.media_types import is_still
 from osora_cli.data.presence import Presence
 from osora_cli.data.stored_text import LARGE_GROUP, TEXT_COLUMNS, StoredColumn, StoredText, find_stored_text
-from osora_cli.data.text_table import PARQUET, TextTable, read_text_table
+from osora_cli.data.text_table import COLUMNS as COLUMNS
+from osora_cli.data.text_table import PARQUET, TextTable, number_of, read_text_table, shown, text_column
 from osora_cli.errors import DataError
 
-COLUMNS = ("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
 SCORE_COLUMN = "score_vmafmotion"
 _WHOLE = ("num_frames", "height", "width")
 _SHOWN = 5
@@ -253,10 +253,7 @@ def _check_columns(raw: TextTable, elsewhere: Sequence[str] = ()) -> None:
 
 
 def _text(raw: TextTable, name: str) -> pa.Array:
-    column = raw.columns.pop(name)
-    if not pa.types.is_large_string(column.type):
-        column = pc.cast(column, pa.large_string())
-    return pc.fill_null(column, "")
+    return text_column(raw.columns.pop(name), name, raw.source)
 
 
 class _Numbers:
@@ -270,8 +267,7 @@ class _Numbers:
         """Float64 with NaN where nothing is; what is not a number is a fault."""
         column = self._raw.columns.pop(name)  # not needed again, and large
         if not pa.types.is_large_string(column.type):
-            values = pc.cast(column, pa.float64()) if not pa.types.is_null(column.type) else column
-            return np.asarray(pc.fill_null(values.cast(pa.float64()), np.nan), dtype=np.float64)
+            return self._of_numbers(name, column)
         trimmed = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
         empty = pc.is_in(pc.utf8_lower(trimmed), pa.array(_EMPTY, pa.large_string()))
         filled = pc.if_else(empty, "nan", trimmed)
@@ -280,11 +276,22 @@ class _Numbers:
         except pa.ArrowInvalid:
             return np.asarray([self._one(name, row, text) for row, text in enumerate(filled.to_pylist())])
 
+    def _of_numbers(self, name: str, column: pa.Array) -> NDArray[np.float64]:
+        """A column of parquet that holds no text."""
+        try:
+            # Not safe: whole numbers that float64 cannot hold are far above all that are allowed.
+            values = pc.cast(column, pa.float64(), safe=False)
+        except pa.ArrowException as error:
+            raise DataError(
+                f"column `{name}` of table `{self._raw.source}` holds `{column.type}`, not numbers"
+            ) from error
+        return np.asarray(pc.fill_null(values, np.nan), dtype=np.float64)
+
     def _one(self, name: str, row: int, text: str) -> float:
         try:
-            return float(text)
+            return number_of(text)
         except ValueError:
-            self._faults.append((row, name, f"`{text}` is not a number"))
+            self._faults.append((row, name, f"`{shown(text)}` is not a number"))
             return 1.0
 
     def whole(self, name: str) -> NDArray[np.int64]:

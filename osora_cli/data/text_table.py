@@ -9,12 +9,12 @@ from __future__ import annotations
 import csv
 import gc
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,10 +23,17 @@ import pyarrow.parquet as pq
 from osora_cli.data.media_types import STILL_EXTENSIONS, VIDEO_EXTENSIONS
 from osora_cli.errors import DataError
 
+if TYPE_CHECKING:
+    from _csv import Reader as _CsvReader
+
+COLUMNS = ("path", "text", "num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
 PARQUET = (".parquet", ".pq")
 DELIMITERS = (",", ";", "\t", "|")
 _DELIMITER_NAMES = {"\t": "tab"}
 _CHUNK = 1_000
+_SHOWN_CHARACTERS = 60
+# A caption may be longer than the 131072 characters at which the csv module takes a field for one without end.
+_LONGEST_FIELD = 2**31 - 1
 
 
 @dataclass
@@ -50,9 +57,9 @@ class TextTable:
     delimiter: str | None = None
 
     def where(self, row: int) -> str:
-        """Where a row, counted from 0, stands in the file: its line in a CSV, else its number from 1."""
+        """Where a row, counted from 0, stands in the file: its line in a CSV, else its number."""
         if self.delimiter is None:
-            return f"{self.source}, row {row + 1}"
+            return f"{self.source}, row {row} (the first is row 0)"
         for number, (line, _) in enumerate(_records(self.source, self.delimiter)):
             if number == row + 1:
                 return f"{self.source}:{line}"
@@ -73,7 +80,12 @@ def read_text_table(path: str | os.PathLike[str], columns: Collection[str] | Non
     if not source.exists():
         raise DataError(f"table `{source}` does not exist")
     if not source.is_file():
-        raise DataError(f"table `{source}` is not a file", allowed="a CSV or parquet file")
+        folder = f"osora data meta --input {source} --output TABLE.csv makes a table of the clips of a folder"
+        raise DataError(
+            f"table `{source}` is not a file",
+            allowed="a CSV or parquet file",
+            hint=folder if source.is_dir() else None,
+        )
     if source.suffix.lower() in PARQUET:
         return _read_parquet(source, columns)
     if source.suffix.lower() in STILL_EXTENSIONS | VIDEO_EXTENSIONS:
@@ -98,10 +110,42 @@ def _read_parquet(source: Path, columns: Collection[str] | None) -> TextTable:
     return TextTable(source, names, arrays, table.num_rows)
 
 
+def text_column(column: pa.Array | pa.ChunkedArray, name: str, source: Path) -> pa.Array | pa.ChunkedArray:
+    """A column of parquet as large_string without nulls: text, bytes that are UTF-8, and numbers as they are written.
+
+    Raises:
+        DataError: it holds lists, structs or bytes that are no text.
+    """
+    if pa.types.is_nested(column.type):
+        raise DataError(f"column `{name}` of table `{source}` holds `{column.type}`, not text")
+    try:
+        return pc.fill_null(pc.cast(column, pa.large_string()), "")
+    except pa.ArrowException as error:
+        said = " ".join(str(error).split())
+        raise DataError(f"column `{name}` of table `{source}` holds `{column.type}`, not text: {said}") from error
+
+
+def shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def number_of(text: str) -> float:
+    """A number as tables write it. Python would take `1_0` for 10, and digits of other scripts.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(f"`{shown(text)}` is not a number")
+    return float(text)
+
+
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     if pa.types.is_dictionary(column.type):
         column = pc.cast(column, column.type.value_type)
-    if pa.types.is_string(column.type):
+    if pa.types.is_string(column.type) or str(column.type) == "string_view":
         column = pc.cast(column, pa.large_string())
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
@@ -127,8 +171,8 @@ def _read_csv(source: Path, columns: Collection[str] | None) -> TextTable:
         arrays[name] = pa.concat_arrays(part) if part else pa.array([], pa.large_string())
     notes = []
     if delimiter != ",":
-        shown = _DELIMITER_NAMES.get(delimiter, f"`{delimiter}`")
-        notes.append(f"the columns of `{source}` are separated by {shown}, not by commas")
+        named = _DELIMITER_NAMES.get(delimiter, f"`{delimiter}`")
+        notes.append(f"the columns of `{source}` are separated by {named}, not by commas")
     return TextTable(source, names, arrays, num_rows, notes, delimiter)
 
 
@@ -147,26 +191,36 @@ def _no_garbage_collection() -> Iterator[None]:
 
 def _chunks(source: Path, delimiter: str, names: list[str]) -> Iterator[list[list[str]]]:
     """Rows after the header, many at a time. At the first fault the file is gone through again for its line."""
-    sizes = {len(names)}
+    sizes, marked = {len(names)}, _with_mark(names)
     try:
         if _holds_zero_bytes(source):
             _raise_first_fault(source, delimiter, names)
         with source.open(encoding="utf-8-sig", newline="") as file:
-            records = filter(None, csv.reader(file, delimiter=delimiter, strict=True))
+            records = filter(None, _reader(file, delimiter))
             next(records)
             while chunk := list(islice(records, _CHUNK)):
-                if set(map(len, chunk)) != sizes or names in chunk:
+                if set(map(len, chunk)) != sizes or names in chunk or marked in chunk:
                     _raise_first_fault(source, delimiter, names)
                 yield chunk
     except (csv.Error, UnicodeDecodeError, OSError):
         _raise_first_fault(source, delimiter, names)
 
 
+def _reader(file: Iterable[str], delimiter: str) -> _CsvReader:
+    csv.field_size_limit(_LONGEST_FIELD)
+    return csv.reader(file, delimiter=delimiter, strict=True)
+
+
+def _with_mark(names: list[str]) -> list[str]:
+    """A header behind a byte order mark, as it stands in the middle of files that were put one behind the other."""
+    return ["\ufeff" + names[0], *names[1:]]
+
+
 def _records(source: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Records with the line on which each begins. Empty lines are passed over."""
     try:
         with source.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            reader = _reader(file, delimiter)
             begin = 1
             while True:
                 try:
@@ -199,7 +253,7 @@ def _delimiter(source: Path) -> str:
             if delimiter == DELIMITERS[0]:
                 raise
             continue
-        if "path" in header:
+        if any(_meant(name) == "path" for name in header):
             return delimiter
     return DELIMITERS[0]
 
@@ -208,6 +262,20 @@ def _check_header(source: Path, names: list[str], where: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"column names used more than once: {', '.join(f'`{name}`' for name in twice)}", where=where)
+    for name in names:
+        meant = _meant(name)
+        if name != meant and meant in COLUMNS and meant not in names:
+            raise DataError(
+                f"column `{name}` is not `{meant}`, and a table has no other one of that name",
+                where=where,
+                hint=f"write `{meant}`: names of columns have no spaces around them and no capital letters",
+            )
+
+
+def _meant(name: str) -> str:
+    """The column that a name stands for but for spaces around it, and for `path` and `text` in any case of letters."""
+    bare = name.strip()
+    return bare.lower() if bare.lower() in ("path", "text") else bare
 
 
 def _holds_zero_bytes(source: Path) -> bool:
@@ -228,7 +296,7 @@ def _raise_first_fault(source: Path, delimiter: str, names: list[str]) -> NoRetu
                 where=where,
                 hint="fields with commas in them stand in quotes" if more else "every row is as long as the header",
             )
-        if record == names:
+        if record in (names, _with_mark(names)):
             raise DataError("the header stands again among the rows", where=where, hint="remove the line")
         if any("\0" in cell for cell in record):
             raise _zero_byte(where)
@@ -236,7 +304,11 @@ def _raise_first_fault(source: Path, delimiter: str, names: list[str]) -> NoRetu
 
 
 def _zero_byte(where: str) -> DataError:
-    return DataError("the row holds a zero byte", where=where)
+    return DataError(
+        "the row holds a zero byte",
+        where=where,
+        hint="a table is text in UTF-8; UTF-16 and binary files hold zero bytes",
+    )
 
 
 def _not_utf8(source: Path) -> DataError:

@@ -236,7 +236,8 @@ def test_paths_that_only_the_input_folder_makes_good_are_rewritten(
     assert table.path.to_pylist() == [str(tmp_path / "in" / "sub" / "a.mp4"), "r.mp4", "c.mp4"]
     assert table.missing_files() == []
     assert table.num_frames.tolist() == [4, 5, 6]
-    assert "1 paths relative to" in result.notes[0]
+    assert "has no column `text`" in result.notes[0]
+    assert "1 paths relative to" in result.notes[1]
     make_meta(source, tmp_path / "in" / "u.csv", root=tmp_path / "root")
     assert ClipTable.load(tmp_path / "in" / "u.csv").path.to_pylist() == ["sub/a.mp4", "r.mp4", "c.mp4"]
     make_meta(source, tmp_path / "v.csv", root=tmp_path / "root")
