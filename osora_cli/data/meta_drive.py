@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from multiprocessing.managers import SyncManager
 from typing import Any
 
 _WAIT_S = 2.0
+_WATCH_S = 0.5
+
+
+def _end_with(parent: int) -> None:
+    """Ends this process soon after its parent is gone, however that came about."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="watch of the parent", daemon=True).start()
 
 
 class _Recorder:
-    """Stands in for pandarallel's multiprocessing context, to keep hold of what it makes and never hands out.
+    """Stands in for pandarallel's multiprocessing context, to keep hold of what it makes and never hands out, and to
+    have its processes end when this one is killed.
 
     The two methods are multiprocessing's, names included.
     """
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        self._parent = os.getpid()
         self.manager: Any = None
         self.pool: Any = None
 
     def Manager(self) -> Any:
-        self.manager = self._context.Manager()
+        self.manager = SyncManager(ctx=self._context)
+        self.manager.start(_end_with, (self._parent,))
         return self.manager
 
     def Pool(self, processes: int) -> Any:
-        self.pool = self._context.Pool(processes)
+        self.pool = self._context.Pool(processes, _end_with, (self._parent,))
         return self.pool
 
 

@@ -20,6 +20,17 @@ from osora_cli.errors import SetupError, UsageError
 
 Stamp: TypeAlias = "list[int] | None"
 
+# A process that is forked shares the locks of files that are open: they go only when it is gone, too. It gives them up.
+_locks: set[int] = set()
+
+
+def _give_up_locks() -> None:
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_give_up_locks)
+
 
 class JournalWriter:
     """Appends one process's findings. Lines are whole however the process ends."""
@@ -70,6 +81,7 @@ class Journal:
             raise SetupError(f"folder `{self.folder.parent}` cannot be written to: {error.strerror}") from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _locks.add(self._lock)
         except OSError as error:
             os.close(self._lock)
             raise UsageError(f"another `osora data meta` is writing the table of `{self.folder}`") from error
@@ -80,6 +92,7 @@ class Journal:
     ) -> None:
         if not self._stays and (kind is None or issubclass(kind, Exception)):
             shutil.rmtree(self.folder, ignore_errors=True)
+        _locks.discard(self._lock)
         os.close(self._lock)
 
     def read(self) -> dict[str, Facts]:

@@ -36,12 +36,13 @@ def check_output(output: Path, endings: Sequence[str] = (".csv", *PARQUET)) -> N
     if output.suffix.lower() not in endings:
         kind = "neither CSV nor parquet" if len(endings) > 1 else "no CSV"
         raise UsageError(f"output `{output}` is {kind} by its name", allowed=", ".join(endings))
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(f"folder `{output.parent}` cannot be made: {error.strerror}") from error
-    if not os.access(output.parent, os.W_OK | os.X_OK):
-        raise SetupError(f"folder `{output.parent}` cannot be written to", hint="choose another --output")
+    for folder in dict.fromkeys((output.parent, Path(os.path.realpath(output)).parent)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SetupError(f"folder `{folder}` cannot be made: {error.strerror}") from error
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise SetupError(f"folder `{folder}` cannot be written to", hint="choose another --output")
 
 
 def check_cells(table: MetaTable, output: Path) -> None:

@@ -20,7 +20,7 @@ from support.clips import make_clip, real_clip
 from osora_cli.app.data_meta import make_meta
 from osora_cli.data import meta_workers, prober
 from osora_cli.data.prober import Facts, Prober
-from osora_cli.errors import SetupError, UsageError
+from osora_cli.errors import DataError, SetupError, UsageError
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +254,43 @@ def test_an_interrupted_run_goes_on_where_it_was(workers: int, clips: Path, hang
     assert seen[0] == expected
     assert result.rows == 5
     assert not journal.exists()
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_run_leaves_no_process_and_no_lock(ended_by: signal.Signals, clips: Path, hanging: str) -> None:
+    """pandarallel's processes are not told when the run is killed, and would hold its lock for ever."""
+    output = clips.parent / f"killed{ended_by}.csv"
+    code = (
+        "import sys; from pathlib import Path; from osora_cli.app.data_meta import make_meta\n"
+        "make_meta(Path(sys.argv[1]), Path(sys.argv[2]), num_workers=2)"
+    )
+    run = subprocess.Popen([sys.executable, "-c", code, str(clips), str(output)], start_new_session=True)
+    journal = output.with_name(f".{output.name}.progress")
+    deadline = time.monotonic() + 30
+    while not list(journal.glob("*.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.send_signal(ended_by)
+    assert run.wait(20) == -ended_by
+    with pytest.raises(DataError, match=r"took longer than 0\.5 s"):  # at once: the lock is not held
+        make_meta(clips, output, time_limit_s=0.5, on_error="fail")
+    while _alive_in_session(run.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _alive_in_session(session: int) -> list[int]:
+    """Processes of a session that are not merely waiting to be collected."""
+    alive = []
+    for entry in Path("/proc").iterdir():
+        try:
+            # proc(5): behind the name in brackets come state, parent, group and session.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+        except OSError:
+            continue
+        if fields and int(fields[3]) == session and fields[0] != "Z":
+            alive.append(int(entry.name))
+    return alive
 
 
 def test_two_runs_do_not_write_one_table_at_once(clips: Path, hanging: str) -> None:
