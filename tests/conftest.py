@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 
 import pytest
 
 # Read when torch is imported: its threads must not spin while a test's other processes want the same cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# A job in the background of a script begins with SIGINT ignored, and so do its children; tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PROPERTY = "golden_repaired"
 
