@@ -6,6 +6,7 @@ costs no more than Typer itself.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -83,6 +84,10 @@ def _make_streams_forgiving() -> None:
     # Open for as long as the process lives.
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):
+        # PYTHONUNBUFFERED: what a disk that fills up or a closed pipe did not take would be dropped without an error.
+        descriptor, encoding = sys.stdout.fileno(), sys.stdout.encoding
+        sys.stdout = open(descriptor, "w", 1, encoding, closefd=False)  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -77,7 +77,10 @@ class Output:
         if not (_is_lead() if known.speaks is None else known.speaks):
             return known.exit_code
         if self.json_mode:
-            self._json({"error": _error_json(known)})
+            try:
+                self._json({"error": _error_json(known)})
+            except OSError:
+                _silence_stdout()  # the disk behind stdout may be what is full: stderr says it
         head, *rest = known.lines()
         styled = _bold_red("error:") if not isinstance(known, Interrupted) else "interrupted:"
         _to_stderr("\n".join([f"{styled} {head}", *rest]))

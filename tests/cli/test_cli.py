@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 import typer.main
 import yaml
+from support.small_disk import small_disk
 
 from osora_cli import __version__
 from osora_cli.cli.main import app, run
@@ -543,6 +544,20 @@ def test_a_full_disk_behind_stdout_is_an_error() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-m", "osora_cli", "config", "show", "train-vae"], stdout=full,
                               stderr=subprocess.PIPE, text=True, timeout=60, check=False)  # fmt: skip
+    assert (done.returncode, done.stderr) == (5, "error: No space left on device\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("show", "train-vae"), ("show", "train-vae", "--json")])
+def test_a_disk_that_fills_up_behind_stdout_is_an_error(
+    unbuffered: str, words: tuple[str, ...], tmp_path: Path
+) -> None:
+    # Without a buffer Python drops what a write did not take, and says nothing.
+    with small_disk(tmp_path / "disk", 8 / 1024) as disk, (disk / "said").open("w") as said:
+        done = subprocess.run([sys.executable, "-m", "osora_cli", "config", *words], stdout=said, text=True,
+                              stderr=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+                              timeout=60, check=False)  # fmt: skip
+        assert (disk / "said").stat().st_size > 0
     assert (done.returncode, done.stderr) == (5, "error: No space left on device\n")
 
 
