@@ -110,6 +110,9 @@ def export(
     return ExportResult(path, verdict, group, dtype, output, len(job.tensors), files, seconds, notes)
 
 
+_PICKLED = (".pt", ".pth", ".bin", ".ckpt")
+
+
 def _check_arguments(output: Path, weights: str, dtype: str, shard_gb: float) -> None:
     if weights not in WEIGHTS:
         raise UsageError(f"unknown weights `{weights}`", where="--weights", allowed=", ".join(WEIGHTS))
@@ -117,10 +120,24 @@ def _check_arguments(output: Path, weights: str, dtype: str, shard_gb: float) ->
         raise UsageError(f"unknown dtype `{dtype}`", where="--dtype", allowed=", ".join(DTYPES))
     if not shard_gb > 0:
         raise UsageError(f"`{shard_gb}` GB is no size of a file", where="--shard-gb", allowed="more than 0")
+    if output.suffix.lower() in _PICKLED:
+        raise UsageError(
+            f"`{output}` would be a pickled file, which is not written",
+            where="OUT",
+            allowed="NAME.safetensors, or a folder for Hugging Face's layout",
+            hint=f"name it `{output.with_suffix('.safetensors')}`",
+        )
     if output.exists() or output.is_symlink():
         raise UsageError(f"`{output}` exists already", hint="remove it, or name another output")
     if not output.resolve().parent.is_dir():
         raise UsageError(f"the folder `{output.parent}` does not exist", hint=f"mkdir -p {output.parent}")
+    for folder in output.resolve().parents:
+        if is_checkpoint(folder):
+            raise UsageError(
+                f"`{output}` lies in the checkpoint `{folder.name}`, which would no longer verify",
+                where="OUT",
+                hint=f"name an output outside of it, such as `{folder.parent / output.name}`",
+            )
 
 
 def _verified(

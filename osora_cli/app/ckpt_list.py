@@ -64,7 +64,8 @@ def list_run(run: Path | str) -> ListResult:
     """
     run = Path(run)
     if not run.is_dir():
-        raise CheckpointError(f"`{run}` does not exist", allowed="a run's folder")
+        what = "is no folder" if run.exists() else "does not exist"
+        raise CheckpointError(f"`{run}` {what}", allowed="a run's folder")
     if is_checkpoint(run):
         raise CheckpointError(f"`{run}` is a checkpoint", allowed="a run", hint=f"osora ckpt verify {run}")
     reports = [verify(folder, "structure") for folder in layout.checkpoint_folders(run)]

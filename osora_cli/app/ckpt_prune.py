@@ -84,7 +84,7 @@ def prune(
         RunError: something could not be removed.
     """
     run = Path(run)
-    if not run.is_dir() or is_checkpoint(run):
+    if not run.is_dir() or is_checkpoint(run) or not layout.checkpoint_folders(run):
         raise CheckpointError(f"`{run}` is no run", allowed="the folder of a run")
     configured = kept_by_config(run)
     keep = configured[0] if keep_n_latest is None else keep_n_latest

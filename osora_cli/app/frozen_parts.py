@@ -11,6 +11,7 @@ from torch import nn
 from osora_cli.app.recon_find import Found, find_autoencoder
 from osora_cli.app.recon_net import load_net
 from osora_cli.config.diffusion import TrainDiffusionConfig
+from osora_cli.config.models.dc_ae import DcAeConfig, plan
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.errors import CheckpointError, ConfigError
 from osora_cli.model.build import build_model
@@ -35,10 +36,21 @@ def resolve_autoencoder(config: TrainDiffusionConfig) -> ResolvedConfig:
     """
     ae = config.ae
     if ae.from_pretrained is None:
+        _check_architecture(ae)
         return ResolvedConfig(config)
     found = _find(config)
     settled = found.config.model_copy(update={"from_pretrained": ae.from_pretrained})
     return ResolvedConfig(config.model_copy(update={"ae": settled}), list(found.notes))
+
+
+def _check_architecture(ae: object) -> None:
+    """Raises ConfigError for a DC-AE of which nothing says what it is made of: neither a run nor the config."""
+    if isinstance(ae, DcAeConfig):
+        try:
+            plan(ae)
+        except ConfigError as error:
+            hint = "--ae.from-pretrained RUN takes a run of `osora train vae`, its architecture with it"
+            raise ConfigError(error.message, where="ae", allowed=error.allowed, hint=hint) from error
 
 
 def _find(config: TrainDiffusionConfig) -> Found:

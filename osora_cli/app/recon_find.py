@@ -107,7 +107,9 @@ def find_autoencoder(given: Autoencoder) -> Found:
 
 def _is_weights_folder(path: Path) -> bool:
     """A folder of safetensors files, as hubs have them: nothing of a checkpoint, whole or not."""
-    of_checkpoint = any((path / name).exists() for name in (RUNNING_STATES, MANIFEST, "model", "optimizer"))
+    # Nor of a run: an export may lie in its folder.
+    known = (RUNNING_STATES, MANIFEST, "model", "optimizer", YAML_NAME, JSON_NAME)
+    of_checkpoint = any((path / name).exists() for name in known)
     return path.is_dir() and not of_checkpoint and any(path.glob("*.safetensors"))
 
 

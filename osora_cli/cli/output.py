@@ -33,6 +33,11 @@ _SETUP_ERRNOS = frozenset(
         errno.ENOMEM,
         errno.ENAMETOOLONG,
         errno.ELOOP,
+        # A folder that cannot be made or is gone, a file where a folder is meant, and the other way round.
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
     }
 )
 

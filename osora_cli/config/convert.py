@@ -54,6 +54,8 @@ def likely_command(keys: Iterable[str]) -> Command:
 
 def write_new(path: Path, text: str, *, replace: bool) -> None:
     """Write a file that is not there yet. Raises UsageError where it is, or where it cannot be written."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"`{path}` is no name of a YAML file", where="B.yaml", allowed=".yaml, .yml")
     try:
         with path.open("w" if replace else "x", encoding="utf-8") as file:
             file.write(text)

@@ -78,7 +78,10 @@ def read_text_table(path: str | os.PathLike[str], columns: Collection[str] | Non
     """
     source = Path(path)
     if not source.exists():
-        raise DataError(f"table `{source}` does not exist")
+        raise DataError(
+            f"table `{source}` does not exist",
+            hint="osora data meta --input FOLDER --output TABLE.csv makes one of the clips of a folder",
+        )
     if not source.is_file():
         folder = f"osora data meta --input {source} --output TABLE.csv makes a table of the clips of a folder"
         raise DataError(

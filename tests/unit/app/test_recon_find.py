@@ -130,3 +130,10 @@ def test_missing_weights(tmp_path: Path, clips: list[Path]) -> None:
             reconstruct(config(clips[0], tmp_path / name, tmp_path / "out"))
     with pytest.raises(ConfigError, match="no clips are given"):
         reconstruct(ReconstructConfig.model_validate({"model": {"from_pretrained": str(make_run(tmp_path / "r"))}}))
+
+
+def test_an_export_beside_its_checkpoints_does_not_hide_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    save_file(weights(7), run / "exported.safetensors")
+    found = find_autoencoder(DcAeConfig(from_pretrained=str(run)))
+    assert Path(found.weights).name == "epoch0-global_step5"

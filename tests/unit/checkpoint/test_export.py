@@ -177,3 +177,19 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     done = subprocess.run(argv, check=True, capture_output=True, text=True)
     assert int(done.stdout) < 96, "megabytes"
     assert out.stat().st_size > 96 << 20
+
+
+@pytest.mark.parametrize("name", ["in.safetensors", "model/in.safetensors", "hf"])
+def test_nothing_is_written_into_a_checkpoint(folder: Path, name: str) -> None:
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(UsageError, match="would no longer verify"):
+        export(folder.parent, folder / name)
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "pytorch_model.bin", "last.ckpt"])
+def test_a_pickled_file_by_name_is_no_folder(folder: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="pickled file") as caught:
+        export(folder, tmp_path / name)
+    assert ".safetensors" in str(caught.value.hint)
+    assert not (tmp_path / name).exists()

@@ -1,0 +1,47 @@
+"""Paths of the wrong kind given to commands: each ends in its own exit code, and says what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from osora_cli.cli.main import run
+from osora_cli.cli.output import as_osora_error
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST])
+def test_a_path_of_the_wrong_kind_is_no_internal_error(number: int) -> None:
+    error = as_osora_error(OSError(number, os.strerror(number), "some/where"))
+    assert (error.exit_code, error.message) == (5, f"`some/where`: {os.strerror(number)}")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        (["ckpt", "list", "a.txt"], 4, "`a.txt` is no folder"),
+        (["ckpt", "prune", "plain"], 4, "`plain` is no run"),
+        (["config", "convert", "c.yaml", "out.py"], 2, "`out.py` is no name of a YAML file"),
+        (["train", "vae", "demo/vae", "--dataset.data-path", "no.csv"], 3, "osora data meta --input"),
+        (["train", "diffusion", "demo/diffusion", "--dataset.data-path", "t.csv"], 2, "--ae.from-pretrained RUN"),
+    ],
+)
+def test_what_is_said(
+    line: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "a.txt").write_text("text\n")
+    (tmp_path / "c.yaml").write_text("lr: 1.0e-4\n")
+    header = "path,text,num_frames,height,width,aspect_ratio,resolution,fps\n"
+    (tmp_path / "t.csv").write_text(header + "x.mp4,,32,64,64,1.0,4096,25.0\n")
+    assert run(line) == code
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out.py").exists()
