@@ -143,6 +143,15 @@ def test_what_cannot_be_joined_is_refused(clips: Path, tmp_path: Path) -> None:
     assert make_meta(clips, output, merge=[same]).rows == 3
 
 
+def test_two_spellings_of_one_file_that_say_different_things(clips: Path, tmp_path: Path) -> None:
+    scores = write(tmp_path / "s.csv", ["path", "aes"], ["./a.mp4", "3"], ["././a.mp4", "9"])
+    with pytest.raises(DataError, match=r"file `.*a\.mp4` stands in rows 0 and 1, with `aes` `3` and `9`"):
+        make_meta(clips, tmp_path / "out.csv", merge=[scores])
+    same = write(tmp_path / "same.csv", ["path", "aes"], ["./a.mp4", "3"], ["././a.mp4", "3"])
+    make_meta(clips, tmp_path / "out.csv", merge=[same])
+    assert read(tmp_path / "out.csv")[0]["aes"] == "3"
+
+
 def test_a_table_written_over_itself_loses_no_row_unasked(clips: Path, tmp_path: Path) -> None:
     (tmp_path / "d.mp4").unlink()
     before = clips.read_bytes()
