@@ -75,7 +75,7 @@ class MetaTrained:
         return nullcontext()
 
     def update(self, lr: float, max_norm: float) -> UpdateResult:
-        raise NotImplementedError("nothing is trained on the meta device")
+        raise RuntimeError("nothing is trained on the meta device")
 
     def model_shards(self) -> list[TensorShard]:
         return [TensorShard.whole(plain_key(k), t) for k, t in self.module.state_dict().items()]
