@@ -16,7 +16,7 @@ from osora_cli.model.conv import Conv3d
 
 # bf16 has 8 bits of mantissa: products of a few hundred terms stay well below this.
 MAX_RELATIVE_ERROR = 1e-2
-# cuDNN on a GPU of the last years; without it torch's own kernels give a few percent of that.
+# Of a matrix product's rate. With cuDNN an H200 had 0.82; a share this low says that cuDNN is not used.
 SLOW_SHARE = 0.15
 
 
