@@ -8,8 +8,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from osora_cli.app.recon_find import Found, find_autoencoder
-from osora_cli.app.recon_net import load_net
+from osora_cli.app.reconstruct.find import Found, find_autoencoder
+from osora_cli.app.reconstruct.net import load_net
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.models.dc_ae import DcAeConfig, plan
 from osora_cli.data.sampler import BucketSampler

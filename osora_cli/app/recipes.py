@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import cast
 
-from osora_cli.app.train_diffusion import DiffusionTraining
-from osora_cli.app.train_vae import VaeTraining
-from osora_cli.app.train_vae_disc import VaeDiscTraining
+from osora_cli.app.diffusion.train import DiffusionTraining
 from osora_cli.app.training import Training
+from osora_cli.app.vae.train import VaeTraining
+from osora_cli.app.vae.train_disc import VaeDiscTraining
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.schema import TrainConfig, TrainVaeConfig
 from osora_cli.config.vae_disc import TrainVaeDiscConfig

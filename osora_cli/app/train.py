@@ -14,7 +14,7 @@ from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
 from osora_cli.app.schedules import total_updates
 from osora_cli.app.team import Team, agree_on_start, run_folder, share_data, shared_plan, team
 from osora_cli.app.training import Training
-from osora_cli.app.vae_advice import WARNING
+from osora_cli.app.vae.advice import WARNING
 from osora_cli.checkpoint.comm import together
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.checkpoint.leftovers import clean_leftovers

@@ -42,7 +42,7 @@ def verify(
     Of a run, every checkpoint, and the one that a resume would take. Ends with 4 when something is wrong.
     """
     output = Output(json_mode, quiet, debug)
-    from osora_cli.app.ckpt import verify_path
+    from osora_cli.app.ckpt.verify import verify_path
 
     progress = Progress(output, "verify", "bytes")
     try:
@@ -67,7 +67,7 @@ def list_(
     The tensors' bytes are not read: `osora ckpt verify` does that.
     """
     output = Output(json_mode, quiet, debug)
-    from osora_cli.app.ckpt_list import list_run
+    from osora_cli.app.ckpt.list import list_run
 
     payload = list_run(Path(run)).to_json()
     output.result(payload, list_lines(payload))
@@ -106,7 +106,7 @@ def export(
     Every byte of the checkpoint is verified first.
     """
     output = Output(json_mode, quiet, debug)
-    from osora_cli.app.ckpt_export import export as run_export
+    from osora_cli.app.ckpt.export import export as run_export
 
     progress = Progress(output, "export", "bytes")
     try:
@@ -157,7 +157,7 @@ def prune(
     Never the newest that verifies, permanent ones, what does not verify, or pictures in eval/.
     """
     output = Output(json_mode, quiet, debug)
-    from osora_cli.app.ckpt_prune import prune as run_prune
+    from osora_cli.app.ckpt.prune import prune as run_prune
 
     progress = Progress(output, "verify", "bytes")
     try:

@@ -71,7 +71,7 @@ def meta(
         raise UsageError(f"`--on-error` is `{on_error}`", where="--on-error", allowed="skip, keep, fail")
     if not time_limit > 0:
         raise UsageError(f"`--time-limit` is `{time_limit}`", where="--time-limit", allowed="more than 0 s")
-    from osora_cli.app.data_meta import make_meta
+    from osora_cli.app.data.meta import make_meta
 
     progress = Progress(output, "data meta", "clips")
     try:
@@ -140,7 +140,7 @@ def check(
     exit code 3 where a training would end before its model is built.
     """
     output = Output(json_mode, quiet, debug)
-    from osora_cli.app.data_check import check_table, load_training_config
+    from osora_cli.app.data.check import check_table, load_training_config
 
     command, loaded = load_training_config(config, overrides_of(ctx))
     for note in loaded.notes:
@@ -188,8 +188,8 @@ def cache(
     may be ended at any time and started again. Under torchrun the processes share
     the work.
     """
-    from osora_cli.app.cache_plan import Ranks
-    from osora_cli.app.data_cache import make_cache
+    from osora_cli.app.cache.plan import Ranks
+    from osora_cli.app.cache.run import make_cache
 
     ranks = Ranks.of_environment()
     output = Output(json_mode, quiet or ranks.rank > 0, debug)
@@ -237,7 +237,7 @@ def latent_stats(
     CONFIG is that of the diffusion training; its `ae` names the autoencoder.
     """
     output = Output(json_mode, quiet, debug)
-    from osora_cli.app.data_latents import latent_stats as measure
+    from osora_cli.app.cache.latent_stats import latent_stats as measure
 
     loaded = _diffusion_config(ctx, config, output)
     progress = Progress(output, "data latent-stats", "clips")

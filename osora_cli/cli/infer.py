@@ -58,7 +58,7 @@ def reconstruct(
         return 0
     if nproc is not None and not is_rank():
         return launch_here(nproc)
-    from osora_cli.app.reconstruct import reconstruct as reconstruct_clips
+    from osora_cli.app.reconstruct.run import reconstruct as reconstruct_clips
 
     progress = Progress(output, "reconstruct", "clips")
 

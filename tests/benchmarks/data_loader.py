@@ -23,7 +23,7 @@ import torch
 from data_clips import encode_clip, real_clips
 from torch import Tensor
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.crop import draw_frame_indices
 from osora_cli.data.draws import draw_rng
 from osora_cli.data.loader import ClipLoader

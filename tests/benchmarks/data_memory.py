@@ -20,7 +20,7 @@ import torch
 from data_clips import encode_clip, real_clips
 from PIL import Image
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.loader import ClipLoader
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable

@@ -21,7 +21,7 @@ from pathlib import Path
 import av
 from data_clips import loop_clip, real_clips
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.table import ClipTable
 
 Facts = tuple[int, int, int, float]

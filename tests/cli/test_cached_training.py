@@ -119,7 +119,7 @@ def test_clips_are_not_needed_once_they_are_cached(home: Path, tmp_path: Path, c
 
 _MAKE = """
 import sys
-from osora_cli.app.data_cache import make_cache
+from osora_cli.app.cache.run import make_cache
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.load import load_config
 make_cache(load_config(sys.argv[1], TrainDiffusionConfig).config, shard_bytes=1)

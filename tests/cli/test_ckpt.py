@@ -115,7 +115,7 @@ def test_export_of_the_ema_loads_into_the_network(run: Path, home: Path, tmp_pat
     assert result["weights"] == "ema"
     assert result["verdict"] == "ok"
     assert Path(result["checkpoint"]) == newest(run)
-    from osora_cli.app.ckpt_network import network_shapes
+    from osora_cli.app.ckpt.network import network_shapes
 
     got = load_file(out)
     assert {key: tuple(value.shape) for key, value in got.items()} == dict(network_shapes(run)["model"])

@@ -198,7 +198,7 @@ def test_reconstruct(osora: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         progress(1, 2, "a.mp4", 0.5)
         return Result(payload)
 
-    stand_in(monkeypatch, "osora_cli.app.reconstruct", reconstruct=reconstruct)
+    stand_in(monkeypatch, "osora_cli.app.reconstruct.run", reconstruct=reconstruct)
     (tmp_path / "r.yaml").write_text("num_workers: 0\n")
     said = osora("infer", "reconstruct", "r.yaml", "--save-dir", "d", "--model.from-pretrained", "ck")
     assert said.code == 0
@@ -226,7 +226,7 @@ def test_verify(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((path, kwargs))
         return Result(payload, 4)
 
-    stand_in(monkeypatch, "osora_cli.app.ckpt", verify_path=verify_path)
+    stand_in(monkeypatch, "osora_cli.app.ckpt.verify", verify_path=verify_path)
     said = osora("ckpt", "verify", "c", "--quick")
     assert said.code == 4
     assert calls == [(Path("c"), {"quick": True, "deep": False, "strict": False})]
@@ -260,7 +260,7 @@ def test_data_meta(osora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((source, target, kwargs))
         return Meta(2, [(f"{i}.mp4", "no video") for i in range(12)], target, 0.5, Path("bad.csv"))
 
-    stand_in(monkeypatch, "osora_cli.app.data_meta", make_meta=make_meta)
+    stand_in(monkeypatch, "osora_cli.app.data.meta", make_meta=make_meta)
     said = osora("data", "meta", "--input", "a.csv", "--output=b.csv", "--num_workers", "0", "--root", "/r", "--exact")
     assert said.code == 0
     expected = {
@@ -383,7 +383,7 @@ def test_errors(osora: Any, monkeypatch: pytest.MonkeyPatch, error: Exception, c
     def verify_path(*args: Any, **kwargs: Any) -> Result:
         raise error
 
-    stand_in(monkeypatch, "osora_cli.app.ckpt", verify_path=verify_path)
+    stand_in(monkeypatch, "osora_cli.app.ckpt.verify", verify_path=verify_path)
     said = osora("ckpt", "verify", "c")
     assert (said.code, said.out, said.err) == (code, "", words + "\n")
     said = osora("ckpt", "verify", "c", "--json")
@@ -563,7 +563,7 @@ def test_a_disk_that_fills_up_behind_stdout_is_an_error(
 
 _SLOW = """
 import sys, time, types
-module = types.ModuleType("osora_cli.app.ckpt")
+module = types.ModuleType("osora_cli.app.ckpt.verify")
 def verify_path(*args, **kwargs):
     print("ready", file=sys.stderr, flush=True)
     try:
@@ -572,7 +572,7 @@ def verify_path(*args, **kwargs):
         if sys.argv[-1] == "twice":
             print("tidying", file=sys.stderr, flush=True)
 module.verify_path = verify_path
-sys.modules["osora_cli.app.ckpt"] = module
+sys.modules["osora_cli.app.ckpt.verify"] = module
 import atexit
 if sys.argv.pop() == "twice":
     atexit.register(lambda: (print("tidying", file=sys.stderr, flush=True), time.sleep(60)))

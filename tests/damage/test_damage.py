@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.checkpoints import save
 
-from osora_cli.app.ckpt import verify_path
+from osora_cli.app.ckpt.verify import verify_path
 from osora_cli.checkpoint.headers import build_header, read_header
 from osora_cli.checkpoint.manifest import dump_manifest, parse_manifest, whole_record
 from osora_cli.checkpoint.resolve import resolve_load

@@ -23,8 +23,8 @@ _PRELOAD = [
     "osora_cli.cli.main",
     "osora_cli.app.train",
     "osora_cli.app.resume",
-    "osora_cli.app.ckpt",
-    "osora_cli.app.reconstruct",
+    "osora_cli.app.ckpt.verify",
+    "osora_cli.app.reconstruct.run",
     "osora_cli.model.dc_ae.autoencoder",
 ]
 

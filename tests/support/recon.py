@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from support.tiny import CONFIG
 
-from osora_cli.app.reconstruct import ReconstructResult
+from osora_cli.app.reconstruct.run import ReconstructResult
 from osora_cli.checkpoint.contents import CheckpointContents
 from osora_cli.checkpoint.counters import Counters
 from osora_cli.checkpoint.store import CheckpointStore

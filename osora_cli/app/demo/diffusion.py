@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from osora_cli.app.data_cache import make_cache
-from osora_cli.app.data_latents import latent_stats
+from osora_cli.app.cache.latent_stats import latent_stats
+from osora_cli.app.cache.run import make_cache
 from osora_cli.app.demo.processes import kill_in_save, records, resume, verify
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.load import load_config

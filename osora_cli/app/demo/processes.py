@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from osora_cli.app.ckpt import verify_path
+from osora_cli.app.ckpt.verify import verify_path
 from osora_cli.checkpoint.layout import STAGING_PREFIX, checkpoint_folders
 from osora_cli.errors import RunError
 

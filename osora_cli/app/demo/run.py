@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.app.demo.clips import DemoClips, make_clips
 from osora_cli.app.demo.diffusion import DiffusionDemo
 from osora_cli.app.demo.processes import kill_in_save, logged, resume, run_to_end, verify
-from osora_cli.app.reconstruct import ReconstructResult, reconstruct
+from osora_cli.app.reconstruct.run import ReconstructResult, reconstruct
 from osora_cli.checkpoint.layout import checkpoint_folders
 from osora_cli.config.load import load_config
 from osora_cli.config.overrides import Override

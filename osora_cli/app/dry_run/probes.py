@@ -9,12 +9,12 @@ from typing import cast
 import torch
 from torch import nn
 
-from osora_cli.app.diffusion_start import unloaded
+from osora_cli.app.diffusion.start import unloaded
+from osora_cli.app.diffusion.train import latent_rules
 from osora_cli.app.dry_run.meta_engine import MetaEngine
-from osora_cli.app.train_diffusion import latent_rules
-from osora_cli.app.train_vae import optim_settings, task_settings
-from osora_cli.app.train_vae_disc import disc_optim_settings, gan_settings
-from osora_cli.app.vae_start import freeze
+from osora_cli.app.vae.start import freeze
+from osora_cli.app.vae.train import optim_settings, task_settings
+from osora_cli.app.vae.train_disc import disc_optim_settings, gan_settings
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.models.autoencoder import compression
 from osora_cli.config.models.text import DEFAULT_MAX_LENGTH, TextEmbedderConfig

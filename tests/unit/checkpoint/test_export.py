@@ -16,7 +16,7 @@ from support.checkpoints import contents, save, tensors, whole
 from support.opensora import write_async, write_sync
 from support.small_disk import small_disk
 
-from osora_cli.app.ckpt_export import export
+from osora_cli.app.ckpt.export import export
 from osora_cli.checkpoint import export as module
 from osora_cli.checkpoint import fsio
 from osora_cli.checkpoint.store import CheckpointStore
@@ -167,7 +167,7 @@ def test_memory_stays_bounded(tmp_path: Path) -> None:
     store.save(made)
     store.close()
     code = (
-        "import resource, sys; from osora_cli.app.ckpt_export import export;"
+        "import resource, sys; from osora_cli.app.ckpt.export import export;"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss;"
         "export(sys.argv[1], sys.argv[2], dtype='bf16');"
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)"

@@ -10,7 +10,7 @@ import pytest
 from support.checkpoints import save
 from support.opensora import write_async
 
-from osora_cli.app.ckpt import verify_path
+from osora_cli.app.ckpt.verify import verify_path
 from osora_cli.checkpoint.verify import verify
 from osora_cli.errors import CheckpointError
 
@@ -81,7 +81,7 @@ def test_progress_ends_at_the_whole(run: Path) -> None:
 @pytest.mark.parametrize("quick", [True, False])
 def test_our_checkpoints_are_verified_without_torch(run: Path, quick: bool) -> None:
     code = (
-        "import sys; from osora_cli.app.ckpt import verify_path;"
+        "import sys; from osora_cli.app.ckpt.verify import verify_path;"
         f"r = verify_path({str(run)!r}, quick={quick});"
         "assert r.exit_code == 0, r.to_json();"
         "bad = {'torch', 'numpy', 'pandas', 'av'} & set(sys.modules); assert not bad, bad"

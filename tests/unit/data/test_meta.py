@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from support.clips import make_clip, picture, real_clips, trim_by_edit_list
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.media import probe, read_frames
 from osora_cli.data.table import COLUMNS, ClipTable
 from osora_cli.errors import DataError, SetupError, UsageError

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.clips import make_clip, real_clip
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data import meta_workers, prober
 from osora_cli.data.prober import Facts, Prober
 from osora_cli.errors import DataError, SetupError, UsageError
@@ -227,7 +227,7 @@ def test_an_interrupted_run_goes_on_where_it_was(workers: int, clips: Path, hang
     """Ctrl-C in a run of its own process: it ends at once and quietly, and the next one asks for what is left."""
     output = clips.parent / f"interrupted{workers}.csv"
     code = (
-        "import sys; from pathlib import Path; from osora_cli.app.data_meta import make_meta\n"
+        "import sys; from pathlib import Path; from osora_cli.app.data.meta import make_meta\n"
         "try: make_meta(Path(sys.argv[1]), Path(sys.argv[2]), num_workers=int(sys.argv[3]))\n"
         "except KeyboardInterrupt: sys.exit(130)"
     )
@@ -261,7 +261,7 @@ def test_a_killed_run_leaves_no_process_and_no_lock(ended_by: signal.Signals, cl
     """pandarallel's processes are not told when the run is killed, and would hold its lock for ever."""
     output = clips.parent / f"killed{ended_by}.csv"
     code = (
-        "import sys; from pathlib import Path; from osora_cli.app.data_meta import make_meta\n"
+        "import sys; from pathlib import Path; from osora_cli.app.data.meta import make_meta\n"
         "make_meta(Path(sys.argv[1]), Path(sys.argv[2]), num_workers=2)"
     )
     run = subprocess.Popen([sys.executable, "-c", code, str(clips), str(output)], start_new_session=True)

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from support.clips import make_clip
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.table import ClipTable
 from osora_cli.errors import DataError, UsageError
 

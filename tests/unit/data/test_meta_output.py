@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from support.clips import make_clip, picture
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data import prober
 from osora_cli.data.meta_journal import Journal, JournalWriter, stamp_of
 from osora_cli.data.meta_workers import Look, look_at

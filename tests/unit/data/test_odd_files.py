@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from support.clips import cut_bytes, frame_numbers, make_clip, picture, trim_by_edit_list
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.clip_reader import Failure
 from osora_cli.data.loader import ClipBatch, ClipLoader
 from osora_cli.data.media import MediaError, probe, read_frames

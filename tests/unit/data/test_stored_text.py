@@ -16,7 +16,7 @@ from PIL import Image
 from support.clips import make_clip, picture
 from support.tables import clip_row, raw_row, write_table
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data import stored_text
 from osora_cli.data.loader import ClipLoader
 from osora_cli.data.sampler import BucketSampler

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from support.clips import picture
 
-from osora_cli.app.data_meta import make_meta
+from osora_cli.app.data.meta import make_meta
 from osora_cli.data.table import COLUMNS, ClipTable
 from osora_cli.errors import DataError
 

@@ -15,7 +15,7 @@ from support.golden import seeded_randn
 from support.tiny_cache import cache_config
 from support.tiny_diffusion import CAUSAL
 
-from osora_cli.app.diffusion_start import build_mmdit
+from osora_cli.app.diffusion.start import build_mmdit
 from osora_cli.app.frozen_parts import build_frozen_parts
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.data.media import probe

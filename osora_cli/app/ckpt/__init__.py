@@ -1,0 +1,1 @@
+"""`osora ckpt`: verify, list, export and prune, as results that print themselves nowhere."""

@@ -1,0 +1,1 @@
+"""`osora train diffusion`."""

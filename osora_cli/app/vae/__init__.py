@@ -1,0 +1,1 @@
+"""`osora train vae` and `osora train vae-disc`."""
