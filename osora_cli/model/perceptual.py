@@ -6,11 +6,13 @@ Shapes: N frames, C channels, H rows, W columns, L the five taps.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from osora_cli.model.perceptual_chunk import Layer, distance_and_gradient, distances
 from osora_cli.model.precision import autocast
 
 SHIFT = (-0.030, -0.088, -0.188)
@@ -38,9 +40,9 @@ VGG16_LAYERS: tuple[int | str, ...] = (
 SLICE_ENDS = (4, 9, 16, 23, 30)
 TAP_CHANNELS = (64, 128, 256, 512, 512)
 MIN_SIZE = 16
-NORM_EPS = 1e-10
-# Under the root, so that an all-zero feature vector has a gradient (0) and not NaN.
-ROOT_EPS = 1e-20
+# What a chunk takes at the most, and what a pixel of it takes by the convolutions' dtype, in bytes.
+CHUNK_BYTES = 2**31
+PIXEL_BYTES = {torch.float32: 1900, torch.bfloat16: 1420}
 
 
 class _Scaling(nn.Module):
@@ -111,14 +113,15 @@ class LPIPS(nn.Module):
 
     Args:
         compute_dtype: precision of the convolutions; weights, norms and sums are fp32 in any case.
-        chunk_pixels: frames of a chunk times H*W at most (a single frame always fits). 2**19, eight frames of
-            256x256, take about 1.8 GiB in fp32.
+        chunk_pixels: frames of a chunk times H*W at most (a single frame always fits). None: what takes about
+            `CHUNK_BYTES`.
     """
 
-    def __init__(self, *, compute_dtype: torch.dtype = torch.float32, chunk_pixels: int = 2**19) -> None:
+    def __init__(self, *, compute_dtype: torch.dtype = torch.float32, chunk_pixels: int | None = None) -> None:
         super().__init__()
         self.compute_dtype = compute_dtype
-        self.chunk_pixels = chunk_pixels
+        self.chunk_pixels = chunk_pixels or CHUNK_BYTES // PIXEL_BYTES.get(compute_dtype, max(PIXEL_BYTES.values()))
+        self._distance_and_gradient: Callable[..., tuple[Tensor, Tensor]] = distance_and_gradient
         self.scaling_layer = _Scaling()
         self.net = _Vgg16()
         self.lin0, self.lin1, self.lin2, self.lin3, self.lin4 = (_Head(c) for c in TAP_CHANNELS)
@@ -128,6 +131,10 @@ class LPIPS(nn.Module):
     def train(self, mode: bool = True) -> LPIPS:
         """Stays in evaluation mode whatever is asked: the heads' dropout must not run."""
         return super().train(False)
+
+    def compile(self, **options: Any) -> None:
+        """Compile what a training step takes, distance and gradient of a chunk, with options of `torch.compile`."""
+        self._distance_and_gradient = torch.compile(distance_and_gradient, **options)
 
     def forward(self, target_NCHW: Tensor, recon_NCHW: Tensor) -> Tensor:
         """Distance of each frame [N, 1, 1, 1], fp32, from two batches of frames [N, 3, H, W] in [-1, 1].
@@ -147,8 +154,27 @@ class LPIPS(nn.Module):
     def per_tap(self, target_NCHW: Tensor, recon_NCHW: Tensor) -> Tensor:
         """The five taps' shares of each frame's distance, [N, 5], fp32, without gradient."""
         self._check(target_NCHW, recon_NCHW)
-        chunks = self._chunks(target_NCHW, recon_NCHW)
-        return torch.cat([self._distances(self._features(a), b) for a, b in chunks])
+        slices, heads = self._slices(), self._heads()
+        with autocast(recon_NCHW.device.type, enabled=False):
+            return torch.cat([
+                distances(self._frames(a), self._frames(b), slices, heads)
+                for a, b in self._chunks(target_NCHW, recon_NCHW)
+            ])  # fmt: skip
+
+    @torch.no_grad()
+    def with_gradient(self, target_NCHW: Tensor, recon_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Distance of each frame [N], and the gradient of their sum at `recon_NCHW`; both fp32."""
+        slices, heads = self._slices(), self._heads()
+        values, gradients = [], []
+        # The caller's autocast is off, so that the precision is the one asked for.
+        with autocast(recon_NCHW.device.type, enabled=False):
+            for a, b in self._chunks(target_NCHW, recon_NCHW):
+                distance_n, gradient_nCHW = self._distance_and_gradient(
+                    self._frames(a), self._frames(b), slices, heads
+                )  # fmt: skip
+                values.append(distance_n)
+                gradients.append(gradient_nCHW.float() / self.scaling_layer.scale)
+        return torch.cat(values), torch.cat(gradients)
 
     def _check(self, target_NCHW: Tensor, recon_NCHW: Tensor) -> None:
         if target_NCHW.shape != recon_NCHW.shape:
@@ -157,34 +183,32 @@ class LPIPS(nn.Module):
         if channels != 3 or min(height, width) < MIN_SIZE:
             raise ValueError(f"LPIPS takes frames [N, 3, H, W] of at least {MIN_SIZE} px, not {list(recon_NCHW.shape)}")
 
-    def _chunks(self, target_NCHW: Tensor, recon_NCHW: Tensor) -> list[tuple[Tensor, Tensor]]:
-        size = max(1, self.chunk_pixels // (recon_NCHW.shape[2] * recon_NCHW.shape[3]))
-        return list(zip(torch.split(target_NCHW, size), torch.split(recon_NCHW, size), strict=True))
+    def _chunks(self, target_NCHW: Tensor, recon_NCHW: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Equal chunks, but for one frame: a small last one would leave a GPU half idle."""
+        frames, _, height, width = recon_NCHW.shape
+        most = max(1, self.chunk_pixels // (height * width))
+        count = max(1, -(-frames // most))
+        return zip(target_NCHW.tensor_split(count), recon_NCHW.tensor_split(count), strict=True)
 
-    def _features(self, frames_NCHW: Tensor) -> list[Tensor]:
-        # Its own autocast, so that the precision is the one asked for and not the caller's.
-        low = self.compute_dtype != torch.float32
-        with autocast(frames_NCHW.device.type, dtype=self.compute_dtype if low else None, enabled=low):
-            x_NCHW = self.scaling_layer(frames_NCHW.float())
-            if x_NCHW.is_cuda:  # the layout that tensor cores take without a transpose
-                x_NCHW = x_NCHW.contiguous(memory_format=torch.channels_last)
-            return self.net(x_NCHW)
+    def _frames(self, frames_NCHW: Tensor) -> Tensor:
+        """Frames as VGG16 was trained on them, scaled in fp32, in the convolutions' dtype."""
+        return self._laid_out(self.scaling_layer(frames_NCHW.float()))
 
-    def _distances(self, target_taps: list[Tensor], recon_NCHW: Tensor) -> Tensor:
-        """[n, 5] from a chunk's target features and its reconstruction."""
-        heads = (self.lin0, self.lin1, self.lin2, self.lin3, self.lin4)
-        with autocast(recon_NCHW.device.type, enabled=False):
-            shares = []
-            for head, a_NCHW, b_NCHW in zip(heads, target_taps, self._features(recon_NCHW), strict=True):
-                difference_NCHW = _unit(b_NCHW.float()) - _unit(a_NCHW.float())
-                shares.append(difference_NCHW.square().mean(dim=(2, 3)) @ head.weight.float())
-            return torch.stack(shares, dim=1)
+    def _laid_out(self, x: Tensor) -> Tensor:
+        """In the convolutions' dtype; on a GPU in the layout that tensor cores take without a transpose."""
+        layout = torch.channels_last if x.is_cuda and x.dim() == 4 else torch.contiguous_format
+        return x.to(self.compute_dtype).contiguous(memory_format=layout)
 
+    def _slices(self) -> list[list[Layer]]:
+        """Weights of the convolutions as they are taken, cast once a call."""
+        convolutions = [[m for m in part.modules() if isinstance(m, nn.Conv2d)] for part in self.net.children()]
+        return [
+            [(self._laid_out(c.weight), self._laid_out(c.bias)) for c in part if c.bias is not None]
+            for part in convolutions
+        ]
 
-def _unit(features_NCHW: Tensor) -> Tensor:
-    """Feature vectors at unit length over the channels."""
-    squares_NCHW = features_NCHW.square().sum(dim=1, keepdim=True)
-    return features_NCHW / ((squares_NCHW + ROOT_EPS).sqrt() + NORM_EPS)
+    def _heads(self) -> list[Tensor]:
+        return [head.weight.float() for head in (self.lin0, self.lin1, self.lin2, self.lin3, self.lin4)]
 
 
 class _Chunkwise(torch.autograd.Function):
@@ -192,18 +216,10 @@ class _Chunkwise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, recon_NCHW: Tensor, target_NCHW: Tensor, net: LPIPS) -> Tensor:
-        values, gradients = [], []
-        for target, recon in net._chunks(target_NCHW, recon_NCHW.detach()):
-            target_taps = net._features(target)
-            with torch.enable_grad():
-                leaf = recon.float().requires_grad_(True)
-                distance_N = net._distances(target_taps, leaf).sum(dim=1)
-                (gradient,) = torch.autograd.grad(distance_N.sum(), leaf)
-            values.append(distance_N.detach())
-            gradients.append(gradient)
-        ctx.save_for_backward(torch.cat(gradients))
+        distance_N, gradient_NCHW = net.with_gradient(target_NCHW, recon_NCHW)
+        ctx.save_for_backward(gradient_NCHW)
         ctx.dtype = recon_NCHW.dtype
-        return torch.cat(values).view(-1, 1, 1, 1)
+        return distance_N.view(-1, 1, 1, 1)
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -153,6 +153,8 @@ def make_stage(number: int, args: argparse.Namespace, device: torch.device) -> S
     network = engine.prepare(module, optim_settings(config))
     assert isinstance(network, NativeTrained)
     perceptual = _random_lpips(DTYPES[config.dtype], device)
+    if args.compile_lpips:
+        perceptual.compile(dynamic=False)
     clock.watch(FORWARD, network.module)
     clock.watch(LPIPS_PART, perceptual)
     _time(clock, network, {"backward": BACKWARD, "_refresh_working": WORKING})
@@ -361,6 +363,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--grad-checkpoint", action="store_true")
+    parser.add_argument("--compile-lpips", action="store_true")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="a table of operators goes here")
     parser.add_argument("--tiny", action="store_true", help="the demo's presets, small, also on the CPU")
     args = parser.parse_args()

@@ -59,12 +59,16 @@ def _lpips_rule(key: str, shape: torch.Size, dtype: torch.dtype, constants: dict
     return drawn.abs() if key.startswith("lin") else drawn * 2.83 if len(shape) > 1 else drawn
 
 
-def test_lpips_bf16_and_memory_by_chunk() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lpips_bf16_and_memory_by_chunk(compiled: bool) -> None:
     target = clip(32, 3, 256, 256)
     recon = (target + 0.1 * torch.randn_like(target)).clamp(-1, 1).requires_grad_(True)
     want = lpips(torch.float32)(target, recon)
     (gradient,) = torch.autograd.grad(want.sum(), recon)
     low = lpips(torch.bfloat16)
+    if compiled:
+        low.compile(fullgraph=True, dynamic=False)
+    low(target, recon)  # kernels are chosen or compiled
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -76,7 +80,9 @@ def test_lpips_bf16_and_memory_by_chunk() -> None:
         end.record()
     torch.cuda.synchronize()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**30
-    print(f"LPIPS 32x256x256 bf16: {start.elapsed_time(end):.1f} ms with gradient, peak {peak:.2f} GiB")
+    print(
+        f"LPIPS 32x256x256 bf16, compiled {compiled}: {start.elapsed_time(end):.1f} ms with gradient, peak {peak:.2f} GiB"
+    )
     assert distance(got, want) < 2e-2
     assert distance(low_gradient, gradient) < 0.1
     assert peak < 3

@@ -83,11 +83,16 @@ def test_manifest() -> None:
 
 
 def plain_gradient(net: LPIPS, a: Tensor, b: Tensor, weights: Tensor) -> Tensor:
-    """The gradient by autograd through everything at once: no chunks, nothing saved."""
+    """The gradient by autograd through the formula and the network as they are written: no chunks, in fp32."""
     leaf = b.detach().requires_grad_(True)
+    heads = [net.lin0, net.lin1, net.lin2, net.lin3, net.lin4]
+    total = torch.zeros(len(a))
     with torch.enable_grad():
-        distances = net._distances([tap.detach() for tap in net._features(a)], leaf).sum(dim=1)
-    (gradient,) = torch.autograd.grad((distances * weights).sum(), leaf)
+        pairs = zip(heads, net.net(net.scaling_layer(a)), net.net(net.scaling_layer(leaf)), strict=True)
+        for head, of_a, of_b in pairs:
+            units = [tap / ((tap.square().sum(1, keepdim=True) + 1e-20).sqrt() + 1e-10) for tap in (of_a, of_b)]
+            total = total + (units[1] - units[0]).square().mean(dim=(2, 3)) @ head.weight
+    (gradient,) = torch.autograd.grad((total * weights).sum(), leaf)
     return gradient
 
 
@@ -101,6 +106,17 @@ def test_gradient_by_chunk_equals_the_plain_one(ruled: LPIPS) -> None:
     assert b.grad is not None
     want = plain_gradient(ruled, a, b, weights)
     assert float((b.grad - want).abs().max()) <= 1e-5 * float(want.abs().max())
+
+
+@pytest.mark.sweep
+def test_a_training_step_is_one_graph(ruled: LPIPS) -> None:
+    """Nothing in it stops the compiler, which here traces and does not compile."""
+    a, b = torch.rand(1, 3, 16, 17) * 2 - 1, torch.rand(1, 3, 16, 17) * 2 - 1
+    traced = LPIPS()
+    traced.load_state_dict(ruled.state_dict())
+    traced.compile(fullgraph=True, dynamic=False, backend="eager")
+    for got, want in zip(traced.with_gradient(a, b), ruled.with_gradient(a, b), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_no_activation_outlives_the_forward(ruled: LPIPS) -> None:
