@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from osora_cli.config.models.dc_ae import HEAD_CHANNELS
+from osora_cli.model.dc_ae import kernels
 from osora_cli.model.dc_ae.layers import (
     ACTIVATIONS,
     SPACE,
@@ -22,6 +23,7 @@ from osora_cli.model.dc_ae.layers import (
     average_shortcut,
     upsample,
 )
+from osora_cli.model.dc_ae.ops import silu_gate
 from osora_cli.model.precision import autocast
 
 
@@ -39,14 +41,14 @@ class OpSequential(nn.Module):
 
 
 class Residual(nn.Module):
-    """x + main(x)."""
+    """x + main(x); `main` ends in a norm, and adds x there."""
 
     def __init__(self, main: nn.Module) -> None:
         super().__init__()
         self.main = main
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        return x_BCTHW + self.main(x_BCTHW)
+        return self.main(x_BCTHW, shortcut=x_BCTHW)
 
 
 class ResBlockMain(nn.Module):
@@ -57,8 +59,8 @@ class ResBlockMain(nn.Module):
         self.conv1 = ConvLayer(channels, channels, act=act)
         self.conv2 = ConvLayer(channels, channels, bias=False, norm=True)
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        return self.conv2(self.conv1(x_BCTHW))
+    def forward(self, x_BCTHW: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        return self.conv2(self.conv1(x_BCTHW), shortcut)
 
 
 class LiteMLA(nn.Module):
@@ -82,13 +84,15 @@ class LiteMLA(nn.Module):
         )
         self.proj = ConvLayer(heads * dim * (1 + len(scales)), channels, kernel=1, bias=False, norm=True)
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
+    def forward(self, x_BCTHW: Tensor, shortcut: Tensor | None = None) -> Tensor:
         qkv_BCTHW = self.qkv(x_BCTHW)
-        if len(self.aggreg):
-            qkv_BCTHW = torch.cat([qkv_BCTHW, *(agg(qkv_BCTHW) for agg in self.aggreg)], dim=1)
-        with autocast(x_BCTHW.device.type, enabled=False):
-            out_BCTHW = self.attend(qkv_BCTHW)
-        return self.proj(out_BCTHW)
+        scales = [qkv_BCTHW, *(agg(qkv_BCTHW) for agg in self.aggreg)]
+        if kernels.usable(qkv_BCTHW):
+            out_BCTHW = kernels.attention().linear_attention(scales, self.dim, self.eps)
+        else:
+            with autocast(x_BCTHW.device.type, enabled=False):
+                out_BCTHW = self.attend(torch.cat(scales, dim=1) if len(scales) > 1 else qkv_BCTHW)
+        return self.proj(out_BCTHW, shortcut)
 
     def attend(self, qkv_BCTHW: Tensor) -> Tensor:
         """relu(q) (relu(k)^T v) / sum, head by head: [B, 3hd, T, H, W] -> [B, hd, T, H, W] in the input's dtype.
@@ -121,9 +125,12 @@ class GLUMBConv(nn.Module):
         self.point_conv = ConvLayer(mid, channels, kernel=1, bias=False, norm=True)
         self.gate = ACTIVATIONS[act]
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        value_BCTHW, gate_BCTHW = self.depth_conv(self.inverted_conv(x_BCTHW)).chunk(2, dim=1)
-        return self.point_conv(value_BCTHW * self.gate(gate_BCTHW))
+    def forward(self, x_BCTHW: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        both_BCTHW = self.depth_conv(self.inverted_conv(x_BCTHW))
+        if self.gate is F.silu:
+            return self.point_conv(silu_gate(both_BCTHW), shortcut)
+        value_BCTHW, gate_BCTHW = both_BCTHW.chunk(2, dim=1)
+        return self.point_conv(value_BCTHW * self.gate(gate_BCTHW), shortcut)
 
 
 class EViTBlock(nn.Module):

@@ -16,7 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from osora_cli.model import conv
-from osora_cli.model.dc_ae.ops import add_spread, depthwise_conv, fold_sum, grouped_pointwise, rms_norm, spread
+from osora_cli.model.dc_ae import kernels
+from osora_cli.model.dc_ae.ops import (
+    add_spread,
+    bias_silu,
+    depthwise_conv,
+    fold_sum,
+    grouped_pointwise,
+    rms_norm,
+    spread,
+)
 
 Activation = Callable[[Tensor], Tensor]
 ACTIVATIONS: dict[str, Activation] = {"silu": F.silu, "relu": F.relu}
@@ -31,7 +40,7 @@ class RMSNorm3d(nn.Module):
     """x / sqrt(mean of x^2 over the channels + eps), times weight, plus bias.
 
     The statistics and the division are fp32 whatever the input's dtype; the scale and shift run in that dtype.
-    Takes [B, C, ...]; returns the same shape and dtype.
+    Takes [B, C, ...]; returns the same shape and dtype, plus `shortcut` if there is one.
     """
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
@@ -40,14 +49,17 @@ class RMSNorm3d(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.bias, self.eps)
+    def forward(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        return rms_norm(x, self.weight, self.bias, self.eps, shortcut)
 
 
 class Conv3d(conv.Conv3d):
-    """Convolution with zero padding, through the quickest operation for its shape."""
+    """Convolution with zero padding, through the quickest operation for its shape.
 
-    def forward(self, input: Tensor) -> Tensor:
+    With `with_bias=False` the bias is left to what follows; only for one group.
+    """
+
+    def forward(self, input: Tensor, with_bias: bool = True) -> Tensor:
         if self.groups == self.in_channels > 1 and self.groups == self.out_channels:
             return depthwise_conv(input, self.weight, self.bias)
         if self.kernel_size == (1, 1, 1) and self.stride == (1, 1, 1):
@@ -55,9 +67,10 @@ class Conv3d(conv.Conv3d):
                 return grouped_pointwise(input, self.weight, self.groups)
             if self.groups == 1:
                 # A product of matrices where a pixel's channels lie side by side.
-                y_BTHWC = F.linear(input.permute(0, 2, 3, 4, 1), self.weight.flatten(1), self.bias)
+                bias = self.bias if with_bias else None
+                y_BTHWC = F.linear(input.permute(0, 2, 3, 4, 1), self.weight.flatten(1), bias)
                 return y_BTHWC.permute(0, 4, 1, 2, 3)
-        return super().forward(input)
+        return super().forward(input) if with_bias else self._conv_forward(input, self.weight, None)
 
 
 class ConvLayer(nn.Module):
@@ -68,6 +81,8 @@ class ConvLayer(nn.Module):
         stride: step along (T, H, W).
         norm: whether an RMSNorm3d follows.
         act: applied last.
+
+    `shortcut` in the call is added to what the norm gives.
     """
 
     def __init__(
@@ -87,11 +102,15 @@ class ConvLayer(nn.Module):
         )
         self.norm = RMSNorm3d(out_channels) if norm else None
         self.act = ACTIVATIONS[act] if act else None
+        self._fuses_bias = bias and not norm and act == "silu" and groups == 1
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
+    def forward(self, x_BCTHW: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        if self._fuses_bias and kernels.usable(x_BCTHW):
+            assert self.conv.bias is not None
+            return bias_silu(self.conv(x_BCTHW, with_bias=False), self.conv.bias)
         x_BCTHW = self.conv(x_BCTHW)
         if self.norm is not None:
-            x_BCTHW = self.norm(x_BCTHW)
+            x_BCTHW = self.norm(x_BCTHW, shortcut)
         return x_BCTHW if self.act is None else self.act(x_BCTHW)
 
 

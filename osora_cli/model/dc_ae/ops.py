@@ -15,21 +15,39 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
+from osora_cli.model.dc_ae import kernels
 from osora_cli.model.precision import autocast, autocast_dtype
 
 
-def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean over channels of x^2 + eps) * weight + bias; [B, C, ...] in, the same out.
+def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float, shortcut: Tensor | None = None) -> Tensor:
+    """x / sqrt(mean over channels of x^2 + eps) * weight + bias, plus `shortcut`; [B, C, ...] in, the same out.
 
-    Statistics and division are fp32; scale and shift run in x's dtype. Keeps x and a number a pixel for the backward
-    pass, where the composed form would keep the normed x too.
+    Statistics and division are fp32; scale and shift run in x's dtype (in fp32 up to the end where the kernel does
+    it). Keeps x and a number a pixel for the backward pass, where the composed form would keep the normed x too.
     """
+    if x.dim() == 5 and kernels.usable(x):
+        return kernels.norm().rms_norm(x, weight_C, bias_C, eps, shortcut)
     if x.is_cuda:
         # torch's own kernel norms in one pass, forth and back.
         with torch.autocast("cuda", enabled=False):
             normed_PC = F.rms_norm(_rows(x), (x.shape[1],), eps=eps)
-            return _unrows(torch.addcmul(bias_C.to(x.dtype), normed_PC, weight_C.to(x.dtype)), x)
-    return _RmsNorm.apply(x, weight_C.to(x.dtype), bias_C.to(x.dtype), eps)  # type: ignore[no-untyped-call]
+            y = _unrows(torch.addcmul(bias_C.to(x.dtype), normed_PC, weight_C.to(x.dtype)), x)
+    else:
+        y = _RmsNorm.apply(x, weight_C.to(x.dtype), bias_C.to(x.dtype), eps)  # type: ignore[no-untyped-call]
+    return y if shortcut is None else shortcut + y
+
+
+def bias_silu(x_BCTHW: Tensor, bias_C: Tensor) -> Tensor:
+    """silu(x + bias): what follows a convolution that left its bias out. Only where `kernels.usable(x)`."""
+    return kernels.activation().bias_silu(x_BCTHW, bias_C)
+
+
+def silu_gate(x_BCTHW: Tensor) -> Tensor:
+    """First half of the channels times silu of the second."""
+    if kernels.usable(x_BCTHW):
+        return kernels.activation().silu_gate(x_BCTHW)
+    value_BCTHW, gate_BCTHW = x_BCTHW.chunk(2, dim=1)
+    return value_BCTHW * F.silu(gate_BCTHW)
 
 
 class _RmsNorm(torch.autograd.Function):
@@ -62,12 +80,15 @@ class _RmsNorm(torch.autograd.Function):
 def depthwise_conv(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> Tensor:
     """Convolution of each channel by itself, stride 1, zeros around.
 
-    The backward pass takes the forward kernel for the input's gradient and, frame by frame, the two-dimensional one
-    for the weight's: many times faster than the three-dimensional backward kernels of a depthwise convolution.
+    Without the kernels the backward pass takes the forward one for the input's gradient and, frame by frame, the
+    two-dimensional one for the weight's: many times faster than the three-dimensional backward of torch.
     """
     dtype = autocast_dtype(x_BCTHW)
     bias_C = None if bias_C is None else bias_C.to(dtype)
-    return _DepthwiseConv.apply(x_BCTHW.to(dtype), weight_C1KKK.to(dtype), bias_C)  # type: ignore[no-untyped-call]
+    x_BCTHW, weight_C1KKK = x_BCTHW.to(dtype), weight_C1KKK.to(dtype)
+    if kernels.usable(x_BCTHW) and weight_C1KKK.shape[2] in (3, 5):
+        return kernels.depthwise().depthwise_conv(x_BCTHW, weight_C1KKK, bias_C)
+    return _DepthwiseConv.apply(x_BCTHW, weight_C1KKK, bias_C)  # type: ignore[no-untyped-call]
 
 
 class _DepthwiseConv(torch.autograd.Function):
@@ -97,6 +118,9 @@ def _depthwise(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> 
 
 def grouped_pointwise(x_BCTHW: Tensor, weight_OI111: Tensor, groups: int) -> Tensor:
     """Convolution of edge 1 in groups, without bias: a product of matrices for each group."""
+    dtype = autocast_dtype(x_BCTHW)
+    if kernels.usable(x_BCTHW) and kernels.grouped().takes(weight_OI111, groups):
+        return kernels.grouped().grouped_pointwise(x_BCTHW.to(dtype), weight_OI111.to(dtype))
     x_PC = _rows(x_BCTHW)
     x_GPI = x_PC.view(x_PC.shape[0], groups, -1).transpose(0, 1)
     weight_GIO = weight_OI111.view(groups, -1, weight_OI111.shape[1]).transpose(1, 2)
