@@ -23,7 +23,7 @@ from osora_cli.model.dc_ae.layers import (
     average_shortcut,
     upsample,
 )
-from osora_cli.model.dc_ae.ops import silu_gate
+from osora_cli.model.dc_ae.ops import linear_attention, silu_gate
 from osora_cli.model.precision import autocast
 
 
@@ -88,7 +88,7 @@ class LiteMLA(nn.Module):
         qkv_BCTHW = self.qkv(x_BCTHW)
         scales = [qkv_BCTHW, *(agg(qkv_BCTHW) for agg in self.aggreg)]
         if kernels.usable(qkv_BCTHW):
-            out_BCTHW = kernels.attention().linear_attention(scales, self.dim, self.eps)
+            out_BCTHW = linear_attention(scales, self.dim, self.eps)
         else:
             with autocast(x_BCTHW.device.type, enabled=False):
                 out_BCTHW = self.attend(torch.cat(scales, dim=1) if len(scales) > 1 else qkv_BCTHW)

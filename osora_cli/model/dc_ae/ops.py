@@ -26,7 +26,9 @@ def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float, shortcut: 
     it). Keeps x and a number a pixel for the backward pass, where the composed form would keep the normed x too.
     """
     if x.dim() == 5 and kernels.usable(x):
-        return kernels.norm().rms_norm(x, weight_C, bias_C, eps, shortcut)
+        from osora_cli.model.dc_ae.kernels import norm
+
+        return norm.rms_norm(x, weight_C, bias_C, eps, shortcut)
     if x.is_cuda:
         # torch's own kernel norms in one pass, forth and back.
         with torch.autocast("cuda", enabled=False):
@@ -39,13 +41,17 @@ def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float, shortcut: 
 
 def bias_silu(x_BCTHW: Tensor, bias_C: Tensor) -> Tensor:
     """silu(x + bias): what follows a convolution that left its bias out. Only where `kernels.usable(x)`."""
-    return kernels.activation().bias_silu(x_BCTHW, bias_C)
+    from osora_cli.model.dc_ae.kernels import activation
+
+    return activation.bias_silu(x_BCTHW, bias_C)
 
 
 def silu_gate(x_BCTHW: Tensor) -> Tensor:
     """First half of the channels times silu of the second."""
     if kernels.usable(x_BCTHW):
-        return kernels.activation().silu_gate(x_BCTHW)
+        from osora_cli.model.dc_ae.kernels import activation
+
+        return activation.silu_gate(x_BCTHW)
     value_BCTHW, gate_BCTHW = x_BCTHW.chunk(2, dim=1)
     return value_BCTHW * F.silu(gate_BCTHW)
 
@@ -87,7 +93,9 @@ def depthwise_conv(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None)
     bias_C = None if bias_C is None else bias_C.to(dtype)
     x_BCTHW, weight_C1KKK = x_BCTHW.to(dtype), weight_C1KKK.to(dtype)
     if kernels.usable(x_BCTHW) and weight_C1KKK.shape[2] in (3, 5):
-        return kernels.depthwise().depthwise_conv(x_BCTHW, weight_C1KKK, bias_C)
+        from osora_cli.model.dc_ae.kernels import depthwise
+
+        return depthwise.depthwise_conv(x_BCTHW, weight_C1KKK, bias_C)
     return _DepthwiseConv.apply(x_BCTHW, weight_C1KKK, bias_C)  # type: ignore[no-untyped-call]
 
 
@@ -116,11 +124,21 @@ def _depthwise(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> 
     return y_BCTHW.contiguous(memory_format=torch.channels_last_3d)
 
 
+def linear_attention(sources: Sequence[Tensor], dim: int, eps: float) -> Tensor:
+    """ReLU linear attention of the heads of all sources. Only where `kernels.usable(sources[0])`."""
+    from osora_cli.model.dc_ae.kernels import attention
+
+    return attention.linear_attention(sources, dim, eps)
+
+
 def grouped_pointwise(x_BCTHW: Tensor, weight_OI111: Tensor, groups: int) -> Tensor:
     """Convolution of edge 1 in groups, without bias: a product of matrices for each group."""
     dtype = autocast_dtype(x_BCTHW)
-    if kernels.usable(x_BCTHW) and kernels.grouped().takes(weight_OI111, groups):
-        return kernels.grouped().grouped_pointwise(x_BCTHW.to(dtype), weight_OI111.to(dtype))
+    if kernels.usable(x_BCTHW):
+        from osora_cli.model.dc_ae.kernels import grouped
+
+        if grouped.takes(weight_OI111, groups):
+            return grouped.grouped_pointwise(x_BCTHW.to(dtype), weight_OI111.to(dtype))
     x_PC = _rows(x_BCTHW)
     x_GPI = x_PC.view(x_PC.shape[0], groups, -1).transpose(0, 1)
     weight_GIO = weight_OI111.view(groups, -1, weight_OI111.shape[1]).transpose(1, 2)

@@ -21,12 +21,12 @@ _TILE = {"BLOCK_P": 32, "BLOCK_C": 128, "num_warps": 4}
 
 def bias_silu(x: Tensor, bias_C: Tensor) -> Tensor:
     """silu(x + bias), without a rounding between the two; [B, C, T, H, W] in, the same out."""
-    return _BiasSilu.apply(x, bias_C)  # type: ignore[no-untyped-call]
+    return _BiasSilu.apply(x, bias_C)
 
 
 def silu_gate(x: Tensor) -> Tensor:
     """First half of the channels times silu of the second; [B, 2 C, T, H, W] -> [B, C, T, H, W]."""
-    return _SiluGate.apply(x)  # type: ignore[no-untyped-call]
+    return _SiluGate.apply(x)
 
 
 class _BiasSilu(torch.autograd.Function):

@@ -30,7 +30,7 @@ def linear_attention(sources: Sequence[Tensor], dim: int, eps: float) -> Tensor:
     Returns:
         [B, (sum of h) d, T, H, W], in the dtype of the sources. Sums are fp32.
     """
-    return _LinearAttention.apply(dim, eps, *sources)  # type: ignore[no-untyped-call]
+    return _LinearAttention.apply(dim, eps, *sources)
 
 
 class _LinearAttention(torch.autograd.Function):

@@ -20,7 +20,7 @@ from osora_cli.model.dc_ae.kernels.common import channels_last
 
 def depthwise_conv(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> Tensor:
     """Each channel convolved with its own kernel of edge 3 or 5; output and gradients in the dtype of x."""
-    return _DepthwiseConv.apply(x_BCTHW, weight_C1KKK, bias_C)  # type: ignore[no-untyped-call]
+    return _DepthwiseConv.apply(x_BCTHW, weight_C1KKK, bias_C)
 
 
 class _DepthwiseConv(torch.autograd.Function):

@@ -27,7 +27,7 @@ def takes(weight_OI111: Tensor, groups: int) -> bool:
 
 def grouped_pointwise(x_BCTHW: Tensor, weight_OI111: Tensor) -> Tensor:
     """Each group of channels times its own square matrix, without bias."""
-    return _Grouped.apply(x_BCTHW, weight_OI111)  # type: ignore[no-untyped-call]
+    return _Grouped.apply(x_BCTHW, weight_OI111)
 
 
 class _Grouped(torch.autograd.Function):

@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float, shortcut: 
 
     Takes [B, C, T, H, W]; returns the same shape and dtype.
     """
-    return _RmsNorm.apply(x, weight_C, bias_C, eps, shortcut)  # type: ignore[no-untyped-call]
+    return _RmsNorm.apply(x, weight_C, bias_C, eps, shortcut)
 
 
 class _RmsNorm(torch.autograd.Function):
