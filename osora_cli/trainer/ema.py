@@ -24,13 +24,21 @@ class Ema:
         self._shards = [
             TensorShard(m.key, m.shape, m.start, m.tensor.detach().clone().to(torch.float32)) for m in masters
         ]
+        pairs = [(s.tensor, m) for s, m in zip(self._shards, self._masters, strict=True) if m.numel()]
+        on_gpu = [pair for pair in pairs if pair[0].is_cuda]
+        self._one_by_one = [pair for pair in pairs if not pair[0].is_cuda]
+        self._follower = follower(on_gpu, decay) if on_gpu else None
 
     @torch.no_grad()
     def update(self, skipped: torch.Tensor) -> None:
         """Follow the masters. `skipped` (0-d, 1.0 or 0.0): an update that changed nothing does not move the average."""
-        weight = (1.0 - self.decay) * (1.0 - skipped)
-        for average, master in zip(self._shards, self._masters, strict=True):
-            average.tensor.lerp_(master, weight.to(average.tensor.device))  # masters may be offloaded to the host
+        if self._follower is not None:
+            self._follower.found_inf = skipped  # type: ignore[attr-defined]
+            self._follower.step()
+        if self._one_by_one:
+            weight = ((1.0 - self.decay) * (1.0 - skipped)).to(self._one_by_one[0][0].device)  # offloaded masters
+            for average, master in self._one_by_one:
+                average.lerp_(master, weight)
 
     def shards(self) -> list[TensorShard]:
         """The average's live tensors."""
@@ -62,3 +70,15 @@ class Ema:
             average.tensor.copy_(master)
             master.copy_(held)
         network.masters_changed()
+
+
+def follower(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], decay: float) -> torch.optim.SGD:
+    """An optimizer whose step moves each average e towards its master p: e <- e - (1 - decay) * (e - p).
+
+    One pass over all tensors, and none where `found_inf` is 1: the decision stays on the device, which torch's own
+    foreach lerp has no place for. It is plain SGD: the gradient p with its sign turned round, and a weight decay of 1.
+    """
+    for average, master in pairs:
+        average.grad = master
+    averages = [average for average, _ in pairs]
+    return torch.optim.SGD(averages, lr=1.0 - decay, weight_decay=1.0, maximize=True, fused=True)

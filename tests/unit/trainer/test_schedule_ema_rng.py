@@ -9,7 +9,7 @@ import torch
 
 from osora_cli.tensors import TensorShard
 from osora_cli.trainer import rng
-from osora_cli.trainer.ema import Ema
+from osora_cli.trainer.ema import Ema, follower
 from osora_cli.trainer.schedule import Schedule
 
 
@@ -55,6 +55,19 @@ def test_average_stands_still_on_a_skipped_update() -> None:
     assert torch.equal(ema.shards()[0].tensor, torch.ones(3))
     ema.update(torch.zeros(()))
     assert torch.equal(ema.shards()[0].tensor, torch.full((3,), 1.5))
+
+
+def test_the_one_pass_rule_is_the_average_and_stands_still_too() -> None:
+    """What a GPU takes for all tensors at once, here by the kernel for the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    masters = [torch.randn(shape, generator=generator) for shape in ((3, 5, 7), (11,), ())]
+    averages = [torch.randn(m.shape, generator=generator) for m in masters]
+    wanted = [a.lerp(m, 1 - 0.99) for a, m in zip(averages, masters, strict=True)]
+    rule = follower(list(zip(averages, masters, strict=True)), 0.99)
+    for skipped in (0.0, 1.0):
+        rule.found_inf = torch.tensor(skipped)  # type: ignore[attr-defined]
+        rule.step()
+        torch.testing.assert_close(averages, wanted, rtol=1e-6, atol=1e-7)
 
 
 def test_generator_states_survive_json() -> None:
