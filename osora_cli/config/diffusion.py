@@ -38,7 +38,7 @@ class TrainDiffusionConfig(TrainConfig):
     warmup_ae: bool = Field(
         False, description="encode a clip of each bucket's size before training, so that kernels are chosen by then"
     )
-    is_causal_vae: bool | None = Field(None, description="the seed's key; null: as the autoencoder is")
+    is_causal_vae: bool | None = Field(None, description="Open-Sora's key; null: as the autoencoder is")
     ae_spatial_compression: Int | None = Field(
         None, ge=1, description="heights and widths of buckets are multiples of it; null: autoencoder times patch"
     )
@@ -51,7 +51,7 @@ class TrainDiffusionConfig(TrainConfig):
     no_i2v_ref_loss: bool = Field(False, description="leave the frames that the condition shows out of the loss")
     sigma_min: Float = Field(1e-5, ge=0, lt=1, description="share of noise that is left at time 0")
     guidance: Float = Field(4.0, ge=0, description="guidance strength told to a model with guidance_embed")
-    patch_size: Int | None = Field(None, ge=1, description="the seed's key; null: model.patch_size")
+    patch_size: Int | None = Field(None, ge=1, description="Open-Sora's key; null: model.patch_size")
 
     eps: Float | None = Field(None, gt=0, description="wins over optim.eps")
     grad_ckpt_settings: tuple[Count, Count] | None = Field(

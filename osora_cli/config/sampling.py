@@ -8,7 +8,7 @@ from osora_cli.config.base import Float, Int, Section
 
 
 class SamplingOption(Section):
-    """Euler steps and guidance (algorithms.md 9.8). Defaults are Open-Sora's but for the number of steps."""
+    """Euler steps and guidance. Defaults are Open-Sora's but for the number of steps."""
 
     num_steps: Int = Field(20, ge=1, description="Euler steps; 50 for what is shown to others")
     guidance: Float = Field(7.5, ge=0, description="strength of the text; 1: none")

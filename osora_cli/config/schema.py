@@ -29,7 +29,7 @@ class LoaderConfig(Section):
     num_workers: Int = Field(4, ge=0, description="processes that decode clips; 0: none")
     prefetch_factor: Int = Field(2, ge=1, description="batches each worker holds ready")
     num_bucket_build_workers: Int = Field(
-        1, ge=0, description="the seed's key; buckets are built in one vectorised pass"
+        1, ge=0, description="Open-Sora's key; buckets are built in one vectorised pass"
     )
 
 
@@ -57,7 +57,7 @@ class TrainConfig(LoaderConfig):
     grad_checkpoint: bool = Field(False, description="recompute activations in the backward pass to save memory")
     accumulation_steps: Int = Field(1, ge=1, description="micro-batches per update")
     pin_memory_cache_pre_alloc_numels: list[Int] | None = Field(
-        None, description="the seed's key; staging buffers are sized from the state itself"
+        None, description="Open-Sora's key; staging buffers are sized from the state itself"
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: the GPU if there is one")
     deterministic: bool = Field(False, description="deterministic kernels on CUDA, so that a resume is bit-exact there")
@@ -138,7 +138,7 @@ class ReconstructConfig(LoaderConfig):
     save_dir: str = Field("samples", description="folder for orig/, recn/, side_by_side/, the picture and metrics.json")
     lossless: bool = Field(False, description="keep every RGB value in the videos (H.264 in RGB, large files)")
     side_by_side: bool = Field(True, description="write a video of each clip with its reconstruction on the right")
-    plugin: str | None = Field(None, description="the seed's key; not used")
+    plugin: str | None = Field(None, description="Open-Sora's key; not used")
     use_ema: bool = Field(True, description="take the averaged weights where the checkpoint has them")
     num_samples: Int | None = Field(None, ge=1, description="clips of the table to reconstruct; null: all")
     lpips: bool | None = Field(

@@ -90,13 +90,13 @@ class PluginConfig(Section):
     cpu_offload: bool = Field(False, description="of zero2 and zero3: parameters and optimizer in the host's memory")
     zero_stage: Int = Field(2, ge=0, le=3, description="of hybrid: what is sharded over ranks, as zero1 to zero3")
     sp_size: Int = Field(1, ge=1, description="of hybrid: ranks that share the tokens of a sample")
-    enable_sequence_parallelism: bool = Field(False, description="of hybrid: the seed's key; sp_size above 1 says it")
+    enable_sequence_parallelism: bool = Field(False, description="of hybrid: Open-Sora's key; sp_size above 1 says it")
     sequence_parallelism_mode: Literal["ring_attn", "all_to_all"] = Field(
-        "all_to_all", description="of hybrid: the seed's key; ring_attn is taken for all_to_all, with the same numbers"
+        "all_to_all", description="of hybrid: Open-Sora's key; ring_attn is taken for all_to_all, with the same numbers"
     )
-    tp_size: Int = Field(1, ge=1, description="of hybrid: the seed's key; more than 1 is not supported")
-    pp_size: Int = Field(1, ge=1, description="of hybrid: the seed's key; more than 1 is not supported")
-    static_graph: bool = Field(False, description="of hybrid: the seed's key; not used")
+    tp_size: Int = Field(1, ge=1, description="of hybrid: Open-Sora's key; more than 1 is not supported")
+    pp_size: Int = Field(1, ge=1, description="of hybrid: Open-Sora's key; more than 1 is not supported")
+    static_graph: bool = Field(False, description="of hybrid: Open-Sora's key; not used")
 
 
 class VaeLossConfig(Section):

@@ -69,7 +69,7 @@ class DcAeConfig(Section):
     scaling_factor: Float | None = Field(
         None, description="latents are divided by it on encode and multiplied on decode (the latents' std)"
     )
-    is_training: bool = Field(False, description="the seed's key: raw latents, `scaling_factor` left out")
+    is_training: bool = Field(False, description="Open-Sora's key: raw latents, `scaling_factor` left out")
     use_spatial_tiling: bool = Field(False, description="encode and decode large frames in tiles")
     use_temporal_tiling: bool = Field(False, description="encode and decode long clips in tiles")
     spatial_tile_size: Int = Field(256, ge=1, description="tile edge in pixels")

@@ -31,7 +31,7 @@ class TextEmbedderConfig(Section):
     width: Int | None = Field(
         None, ge=1, description="of hashed_ngrams: the model's context_in_dim or vec_in_dim; others bring their own"
     )
-    shardformer: bool = Field(False, description="the seed's key for fused T5 kernels; the numbers are the same")
+    shardformer: bool = Field(False, description="Open-Sora's key for fused T5 kernels; the numbers are the same")
 
     @field_validator("from_pretrained")
     @classmethod
