@@ -23,7 +23,7 @@ from osora_cli.model.dc_ae.layers import (
     average_shortcut,
     upsample,
 )
-from osora_cli.model.dc_ae.ops import linear_attention, silu_gate
+from osora_cli.model.dc_ae.ops import linear_attention, silu_gate, upsample_conv
 from osora_cli.model.precision import autocast
 
 
@@ -185,6 +185,9 @@ class UpBlock(nn.Module):
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         factors = SPACE_TIME if self.temporal and x_BCTHW.shape[2] > 1 else SPACE
+        conv = self.main.conv.conv
+        if kernels.usable(x_BCTHW) and conv.bias is not None:
+            return upsample_conv(x_BCTHW, conv.weight, conv.bias, factors)
         return add_duplicated(self.main(x_BCTHW, factors), x_BCTHW, factors)
 
 

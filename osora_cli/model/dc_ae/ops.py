@@ -124,6 +124,13 @@ def _depthwise(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> 
     return y_BCTHW.contiguous(memory_format=torch.channels_last_3d)
 
 
+def upsample_conv(x_BCTHW: Tensor, weight_OC333: Tensor, bias_O: Tensor, factors: tuple[int, int, int]) -> Tensor:
+    """conv(nearest upsampling of x) + bias + x duplicated. Only where `kernels.usable(x)`."""
+    from osora_cli.model.dc_ae.kernels import upsample
+
+    return upsample.upsample_conv(x_BCTHW.to(autocast_dtype(x_BCTHW)), weight_OC333, bias_O, factors)
+
+
 def linear_attention(sources: Sequence[Tensor], dim: int, eps: float) -> Tensor:
     """ReLU linear attention of the heads of all sources. Only where `kernels.usable(sources[0])`."""
     from osora_cli.model.dc_ae.kernels import attention
