@@ -269,8 +269,10 @@ def _weight_5(
         # Gradients of the output frames t + 2 .. t - 2 of the input frame t.
         g1 = _frame(grad_ptr, frame, 1, frames, pixels, p, c, inside_c, channels)
         g2 = _frame(grad_ptr, frame, 0, frames, pixels, p, c, inside_c, channels)
-        g3 = zero
-        g4 = zero
+        # Zeros, by loads past the end: of two carried values that begin as one value and are handed on, Triton 3.6 and
+        # 3.9 drop one.
+        g3 = _frame(grad_ptr, frame, frames, frames, pixels, p, c, inside_c, channels)
+        g4 = _frame(grad_ptr, frame, frames + 1, frames, pixels, p, c, inside_c, channels)
         bias += g1 + g2
         for t in range(frames):
             g0 = _frame(grad_ptr, frame, t + 2, frames, pixels, p, c, inside_c, channels)
