@@ -59,7 +59,8 @@ class NativeEngine:
         self._sharing = self._sharing_here(sharing(plugin, self._settings))
         if device.type == "cuda":
             torch.cuda.set_device(device)
-            torch.backends.cudnn.benchmark = not deterministic
+            # Trying out algorithms costs half a minute for each new shape and gains 1 % (DC-AE, H200).
+            torch.backends.cudnn.benchmark = False
             if deterministic:
                 torch.use_deterministic_algorithms(True, warn_only=True)
 
