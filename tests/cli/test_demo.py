@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.json_schemas import check as check_json
 
 from osora_cli.app.demo.clips import make_clips, real_sources
 from osora_cli.app.demo.run import DemoResult, run_demo
@@ -60,6 +61,7 @@ def test_short(tmp_path: Path) -> None:
         ],
     )  # fmt: skip
     check(result)
+    check_json("demo", result.to_json())
     assert len(list((result.folder / "runs" / "vae").glob("epoch*"))) == 4
     assert result.diffusion["flow_loss"] < result.diffusion["flow_loss_before"]
     with pytest.raises(UsageError, match="not empty"):

@@ -75,7 +75,13 @@ class CheckResult:
             "missing_files": None if self.missing is None else self._paths(self.missing),
             "notes": list(self.table.notes),
         }
-        return out if self.error is None else {**out, "error": {"message": self.error.message, "fix": self.error.hint}}
+        return out if self.error is None else {**out, "error": self._error_json(self.error)}
+
+    @staticmethod
+    def _error_json(error: DataError) -> dict[str, Any]:
+        """As the command line says an error that ends it."""
+        names = ("message", "where", "allowed", "hint", "exit_code")
+        return {name: getattr(error, name) for name in names}
 
     def left_out(self) -> Iterator[dict[str, Any]]:
         """Every clip that is in no bucket this epoch, and why. Of large tables there are many: no more than needed."""
