@@ -59,7 +59,7 @@ def _multiply(x_BCTHW: Tensor, weight_OI111: Tensor, *, transposed: bool) -> Ten
     channels, width = weight_OI111.shape[:2]
     pixels = x_BCTHW.numel() // channels
     y_BCTHW = torch.empty_like(x_BCTHW)
-    _product[(channels // width, triton.cdiv(pixels, _BLOCK_P))](
+    _product[(channels // width * triton.cdiv(pixels, _BLOCK_P),)](
         x_BCTHW, weight_OI111.contiguous(), y_BCTHW, pixels, channels,
         WIDTH=width, TRANSPOSED=transposed, EXACT=x_BCTHW.dtype == torch.float32, BLOCK_P=_BLOCK_P, num_warps=4,
     )  # fmt: skip
@@ -71,9 +71,11 @@ def _product(
     x_ptr, weight_ptr, y_ptr, pixels, channels,
     WIDTH: tl.constexpr, TRANSPOSED: tl.constexpr, EXACT: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(0)
+    # Groups first: neighbours read the same lines of memory.
+    groups = channels // WIDTH
+    group = tl.program_id(0) % groups
     c = tl.arange(0, WIDTH)
-    p = tl.program_id(1).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)
+    p = (tl.program_id(0) // groups).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)
     at = p[:, None] * channels + group * WIDTH + c[None, :]
     inside = (p < pixels)[:, None]
     x = tl.load(x_ptr + at, mask=inside, other=0.0)
