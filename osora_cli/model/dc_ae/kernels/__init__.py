@@ -11,6 +11,8 @@ all else. OSORA_KERNELS=0 in the environment keeps to the plain form.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
@@ -20,9 +22,23 @@ from torch import Tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
+_planning = False
+
+
 def usable(x: Tensor) -> bool:
-    """Whether the kernels take x: on CUDA, in fp32, bf16 or fp16."""
-    return x.is_cuda and x.dtype in _DTYPES and available()
+    """Whether the kernels take x: on CUDA (or on the meta device within `planning`), in fp32, bf16 or fp16."""
+    return (x.is_cuda or (_planning and x.is_meta)) and x.dtype in _DTYPES and available()
+
+
+@contextmanager
+def planning() -> Iterator[None]:
+    """Within it the meta device takes the way of CUDA, so that the memory traced is what CUDA will take."""
+    global _planning
+    before, _planning = _planning, True
+    try:
+        yield
+    finally:
+        _planning = before
 
 
 @cache

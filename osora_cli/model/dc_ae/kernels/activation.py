@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch
 
 _PROGRAMS = 1056
 _TILE = {"BLOCK_P": 32, "BLOCK_C": 128, "num_warps": 4}
@@ -36,7 +36,7 @@ class _BiasSilu(torch.autograd.Function):
         y = torch.empty_like(x)
         channels = x.shape[1]
         pixels = x.numel() // channels
-        _bias_silu[_tiles(pixels, channels)](x, bias_C, y, pixels, channels, **_TILE)
+        launch(_bias_silu, _tiles(pixels, channels), x, bias_C, y, pixels, channels, **_TILE)
         ctx.save_for_backward(x, bias_C)
         return y
 
@@ -51,7 +51,7 @@ class _BiasSilu(torch.autograd.Function):
         tiles, columns = _tiles(pixels, channels)
         programs = max(1, min(_PROGRAMS // columns, tiles))
         part_SC = torch.empty(programs, channels, dtype=torch.float32, device=x.device)
-        _bias_silu_backward[(programs, columns)](x, bias_C, grad, grad_x, part_SC, pixels, channels, **_TILE)
+        launch(_bias_silu_backward, (programs, columns), x, bias_C, grad, grad_x, part_SC, pixels, channels, **_TILE)
         return grad_x, part_SC.sum(0).to(bias_C.dtype)
 
 
@@ -64,7 +64,7 @@ class _SiluGate(torch.autograd.Function):
             (x.shape[0], channels, *x.shape[2:]), dtype=x.dtype, device=x.device, memory_format=torch.channels_last_3d
         )
         pixels = y.numel() // channels
-        _gate[_tiles(pixels, channels)](x, y, pixels, channels, **_TILE)
+        launch(_gate, _tiles(pixels, channels), x, y, pixels, channels, **_TILE)
         ctx.save_for_backward(x)
         return y
 
@@ -76,7 +76,7 @@ class _SiluGate(torch.autograd.Function):
         grad_x = torch.empty_like(x)
         channels = x.shape[1] // 2
         pixels = grad.numel() // channels
-        _gate_backward[_tiles(pixels, channels)](x, grad, grad_x, pixels, channels, **_TILE)
+        launch(_gate_backward, _tiles(pixels, channels), x, grad, grad_x, pixels, channels, **_TILE)
         return grad_x
 
 

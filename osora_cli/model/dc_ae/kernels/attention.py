@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch
 
 _BLOCK_N = 128
 _PROGRAMS = 1056
@@ -47,7 +47,8 @@ class _LinearAttention(torch.autograd.Function):
         for i, source in enumerate(kept):
             state = _state(source, heads[i], dim)
             positions = source.shape[2:].numel()
-            _read[(triton.cdiv(positions, _BLOCK_N), batch * heads[i])](
+            launch(
+                _read, (triton.cdiv(positions, _BLOCK_N), batch * heads[i]),
                 source, state, out, positions, heads[i], sum(heads), sum(heads[:i]), eps,
                 DIM=dim, HALF=source.dtype == torch.bfloat16, BLOCK_N=_BLOCK_N, num_warps=4,
             )  # fmt: skip
@@ -70,12 +71,20 @@ class _LinearAttention(torch.autograd.Function):
             grad_source = torch.empty_like(source)
             part = torch.empty(splits, pairs, ctx.dim + 1, ctx.dim, dtype=torch.float32, device=source.device)
             shared = {"DIM": ctx.dim, "HALF": source.dtype == torch.bfloat16, "BLOCK_N": _BLOCK_N, "num_warps": 4}
-            _read_backward[(pairs, splits)](
+            launch(
+                _read_backward, (pairs, splits),
                 source, state, grad, grad_source, part, positions, heads, sum(ctx.heads), sum(ctx.heads[:i]), pairs,
                 ctx.eps, **shared,
             )  # fmt: skip
-            _write_backward[(triton.cdiv(positions, _BLOCK_N), pairs)](
-                source, part.sum(0), grad_source, positions, heads, **shared
+            launch(
+                _write_backward,
+                (triton.cdiv(positions, _BLOCK_N), pairs),
+                source,
+                part.sum(0),
+                grad_source,
+                positions,
+                heads,
+                **shared,
             )
             grads.append(grad_source)
         return None, None, *grads
@@ -90,7 +99,8 @@ def _state(source: Tensor, heads: int, dim: int) -> Tensor:
     positions, pairs = source.shape[2:].numel(), len(source) * heads
     splits = _splits(positions, pairs)
     part = torch.empty(splits, pairs, dim + 1, dim, dtype=torch.float32, device=source.device)
-    _write[(pairs, splits)](
+    launch(
+        _write, (pairs, splits),
         source, part, positions, heads, pairs,
         DIM=dim, HALF=source.dtype == torch.bfloat16, BLOCK_N=_BLOCK_N, num_warps=4,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch
 
 
 def depthwise_conv(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> Tensor:
@@ -64,7 +64,8 @@ def _convolve(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None) -> T
         part = triton.cdiv(part, 2)
     parts = triton.cdiv(frames, part)
     kernel = _forward_5 if edge == 5 else _forward_3
-    kernel[(tiles, blocks, batch * parts)](
+    launch(
+        kernel, (tiles, blocks, batch * parts),
         x_BCTHW, weight_KC, bias_C if bias_C is not None else weight_KC, y_BCTHW,
         frames, rows, columns, channels, parts, part,
         BIAS=bias_C is not None, BLOCK_P=block_p, BLOCK_C=block_c, num_warps=warps,
@@ -81,7 +82,8 @@ def _weight_gradient(x_BCTHW: Tensor, grad_BCTHW: Tensor, weight_C1KKK: Tensor) 
     # A row of taps more holds the sums of the gradient: the bias's.
     part_SKC = torch.empty(splits, edge**3 + 1, channels, dtype=torch.float32, device=x_BCTHW.device)
     kernel = _weight_5 if edge == 5 else _weight_3
-    kernel[(blocks, edge, splits)](
+    launch(
+        kernel, (blocks, edge, splits),
         x_BCTHW, grad_BCTHW, part_SKC, batch, frames, rows, columns, channels,
         BLOCK_P=block_p, BLOCK_C=block_c, num_warps=warps,
     )  # fmt: skip

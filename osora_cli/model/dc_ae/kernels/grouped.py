@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch
 
 _BLOCK_P = 128
 _PROGRAMS = 2112
@@ -47,7 +47,8 @@ class _Grouped(torch.autograd.Function):
         groups = channels // width
         splits = max(1, min(_PROGRAMS // groups, triton.cdiv(pixels, _BLOCK_P)))
         part_SOI = torch.empty(splits, channels, width, dtype=torch.float32, device=x_BCTHW.device)
-        _weight[(groups, splits)](
+        launch(
+            _weight, (groups, splits),
             x_BCTHW, grad_BCTHW, part_SOI, pixels, channels,
             WIDTH=width, EXACT=x_BCTHW.dtype == torch.float32, BLOCK_P=_BLOCK_P, num_warps=4,
         )  # fmt: skip
@@ -59,7 +60,8 @@ def _multiply(x_BCTHW: Tensor, weight_OI111: Tensor, *, transposed: bool) -> Ten
     channels, width = weight_OI111.shape[:2]
     pixels = x_BCTHW.numel() // channels
     y_BCTHW = torch.empty_like(x_BCTHW)
-    _product[(channels // width * triton.cdiv(pixels, _BLOCK_P),)](
+    launch(
+        _product, (channels // width * triton.cdiv(pixels, _BLOCK_P),),
         x_BCTHW, weight_OI111.contiguous(), y_BCTHW, pixels, channels,
         WIDTH=width, TRANSPOSED=transposed, EXACT=x_BCTHW.dtype == torch.float32, BLOCK_P=_BLOCK_P, num_warps=4,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch
 
 _PROGRAMS = 528  # four for each of an H100's or H200's 132 multiprocessors
 
@@ -37,7 +37,8 @@ class _RmsNorm(torch.autograd.Function):
         block_c = triton.next_power_of_2(channels)
         block_p = max(1, 4096 // block_c)
         added = x if shortcut is None else channels_last(shortcut)
-        _forward[(triton.cdiv(pixels, block_p),)](
+        launch(
+            _forward, (triton.cdiv(pixels, block_p),),
             x, weight_C, bias_C, added, y, scale_P, pixels, channels, eps,
             ADD=shortcut is not None, BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
         )  # fmt: skip
@@ -56,7 +57,8 @@ class _RmsNorm(torch.autograd.Function):
         programs = min(_PROGRAMS, triton.cdiv(pixels, block_p))
         grad_x = torch.empty_like(x)
         part_S2C = torch.empty(programs, 2, channels, dtype=torch.float32, device=x.device)
-        _backward[(programs,)](
+        launch(
+            _backward, (programs,),
             x, grad, scale_P, weight_C, grad_x, part_S2C, pixels, channels,
             BLOCK_P=block_p, BLOCK_C=block_c, num_warps=4,
         )  # fmt: skip

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch
 
 _TILE = {"BLOCK_P": 16, "BLOCK_C": 128, "num_warps": 4}
 
@@ -64,7 +64,8 @@ class _Assemble(torch.autograd.Function):
         channels = y_BFoTHW.shape[1] // phases
         out_size = torch.Size([batch, channels, *(n * f for n, f in zip(size, factors, strict=True))])
         out_BOTHW = _empty(out_size, x_BCTHW)
-        _assemble[_grid(batch * prod(size), channels)](
+        launch(
+            _assemble, _grid(batch * prod(size), channels),
             y_BFoTHW, bias_O, x_BCTHW, out_BOTHW, batch * prod(size), *size, channels, in_channels,
             channels * phases // in_channels, FT=factors[0], FH=factors[1], FW=factors[2], **_TILE,
         )  # fmt: skip
@@ -80,10 +81,19 @@ class _Assemble(torch.autograd.Function):
         phases, channels = prod(ctx.factors), grad_BOTHW.shape[1]
         grad_y, grad_x = _empty(y_size, grad_BOTHW), _empty(x_size, grad_BOTHW)
         factors = dict(zip(("FT", "FH", "FW"), ctx.factors, strict=True))
-        _take_apart[_grid(batch * prod(y_size[2:]), channels)](
-            grad_BOTHW, grad_y, batch * prod(y_size[2:]), *size, channels, **factors, **_TILE
+        launch(
+            _take_apart,
+            _grid(batch * prod(y_size[2:]), channels),
+            grad_BOTHW,
+            grad_y,
+            batch * prod(y_size[2:]),
+            *size,
+            channels,
+            **factors,
+            **_TILE,
         )
-        _gather[_grid(batch * prod(size), in_channels)](
+        launch(
+            _gather, _grid(batch * prod(size), in_channels),
             grad_BOTHW, grad_x, batch * prod(size), *size, channels, in_channels,
             GROUP=channels * phases // in_channels, **factors, **_TILE,
         )  # fmt: skip
