@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from osora_cli.app.dry_run.fit import device_bytes, fit_warning
 from osora_cli.app.observers import make_observers
 from osora_cli.app.position import start_position
 from osora_cli.app.recipes import check_training
@@ -165,6 +166,8 @@ def _train(
     store: CheckpointStore | None = None
     feed: Feed | None = None
     try:
+        if members.ranks.is_lead:
+            _tell_fit(training, plan, engine, observer)
         seed_everything(config.seed)
         state = training.build(engine, reader)
         seed_rank(config.seed, engine.rank)
@@ -200,6 +203,13 @@ def _train(
             store.close()
         observer.close()
     return _result(plan, outcome)
+
+
+def _tell_fit(training: Training, plan: RunPlan, engine: Engine, observer: ObserverGroup) -> None:
+    """Warn of a training that its GPU will not hold while there is nothing on it yet."""
+    warning = fit_warning(plan.info.command, training, engine.world_size, device_bytes(engine.device))
+    if warning is not None:
+        observer.on_event("warning", warning, {})
 
 
 def _engine_notes(config: TrainConfig, engine: Engine) -> list[str]:

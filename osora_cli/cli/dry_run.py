@@ -5,19 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from osora_cli.app.dry_run.estimate import KINDS
 from osora_cli.cli.results import duration, table
 
 _GIB = 2**30
-_KINDS = (
-    ("weights", "weights"),
-    ("masters", "fp32 copies of them"),
-    ("gradients", "gradients"),
-    ("optimizer", "optimizer"),
-    ("ema", "average of weights"),
-    ("frozen", "networks that are not trained"),
-    ("activations", "activations"),
-    ("workspaces", "workspaces, about"),
-)
 
 
 def dry_run_lines(result: Mapping[str, Any]) -> list[str]:
@@ -29,7 +20,7 @@ def dry_run_lines(result: Mapping[str, Any]) -> list[str]:
         for network in result["networks"]
     ]
     where = "a GPU" if result["ranks"] == 1 else f"each of {result['ranks']} GPUs"
-    held = [(label, f"{memory[key] / _GIB:7.2f} GiB") for key, label in _KINDS if memory[key]]
+    held = [(label, f"{memory[key] / _GIB:7.2f} GiB") for key, label in KINDS.items() if memory[key]]
     total = f"{memory['total'] / _GIB:7.2f} GiB"
     if result["gpu_bytes"]:
         total += f" of {result['gpu_bytes'] / _GIB:.1f}"

@@ -76,7 +76,10 @@ class SaveEvent(Protocol):
 
 
 class Observer(Protocol):
-    """Told of a run in this order: on_start, then any of the middle four, then close (once, also after an error)."""
+    """Told of a run in this order: on_start, then any of the middle four, then close (once, also after an error).
+
+    Events alone may come before on_start: what is said while there is no network yet.
+    """
 
     def on_start(self, info: RunStart) -> None:
         """The loop is about to begin. Errors here (no space, no permission) end the run before it has begun."""

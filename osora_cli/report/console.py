@@ -52,17 +52,23 @@ class LogFile(SilentObserver):
 
     def __init__(self) -> None:
         self._file: TextIO | None = None
+        self._before_start: list[str] = []
         self._pace = Pace()
 
     def on_start(self, info: RunStart) -> None:
         self._pace.start(info)
         self._file = (info.folder / LOG_NAME).open("a", encoding="utf-8", buffering=1)
         self._write(f"resumed after update {info.start_update}" if info.start_update else "started")
+        for text in self._before_start:
+            self._write(text)
+        self._before_start.clear()
 
     def on_log(self, record: Record) -> None:
         self._write(self._pace.line(record))
 
     def on_event(self, kind: str, text: str, data: Record) -> None:
+        if self._file is None:
+            self._before_start.append(event_line(kind, text))
         self._write(event_line(kind, text))
 
     def on_evaluation(

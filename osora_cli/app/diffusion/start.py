@@ -67,6 +67,14 @@ def unloaded(section: FluxConfig) -> FluxConfig:
     return section.model_copy(update={"from_pretrained": None})
 
 
+def model_section(config: TrainDiffusionConfig) -> FluxConfig:
+    """The model's section without weights, with how many blocks are recomputed: its own say, or else the training's."""
+    section = unloaded(config.model)
+    if section.grad_ckpt_settings is not None:
+        return section
+    return section.model_copy(update={"grad_ckpt_settings": config.grad_ckpt_settings})
+
+
 def build_mmdit(
     config: TrainDiffusionConfig, start: StartWeights | None, device: torch.device, notes: list[str]
 ) -> MMDiT:
@@ -75,15 +83,12 @@ def build_mmdit(
     Args:
         device: where it will be trained.
     """
-    section = config.model
-    if section.grad_ckpt_settings is None:
-        section = section.model_copy(update={"grad_ckpt_settings": config.grad_ckpt_settings})
-    module = build_model(unloaded(section), device="cpu", seed=config.seed)
+    module = build_model(model_section(config), device="cpu", seed=config.seed)
     assert isinstance(module, MMDiT)
     if start is not None:
-        report = load_start(module, start, section.strict_load)
+        report = load_start(module, start, config.model.strict_load)
         if start.source.startswith(HUB):
-            check_fit(section, report, notes)
+            check_fit(config.model, report, notes)
         module.settle_pretrained()
     if config.grad_checkpoint:
         # On the host itself a buffer would only copy what is there already.

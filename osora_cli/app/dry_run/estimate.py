@@ -6,15 +6,27 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from osora_cli.app.dry_run.live_memory import LiveMemory
+from osora_cli.app.dry_run.live_memory import LiveMemory, fused_attention
 from osora_cli.app.dry_run.meta_engine import NetworkSize
-from osora_cli.app.dry_run.probes import Probe, Shape
+from osora_cli.app.dry_run.probes import Probe
+from osora_cli.app.dry_run.shapes import Shape
 from osora_cli.config.schema import TrainConfig
 
 GIB = 2**30
 # Workspaces of cuDNN and cuBLAS, which the trace does not see. Chosen by one measurement: dc-ae-f32t4c128, first stage,
 # clips only, on an H200, where torch held 49.0 GiB and this gives 48.4. CUDA's own context is not in either.
 WORKSPACE_SHARE = 0.05
+# What the device holds, by kind, in words.
+KINDS = {
+    "weights": "weights",
+    "masters": "fp32 copies of them",
+    "gradients": "gradients",
+    "optimizer": "optimizer",
+    "ema": "average of weights",
+    "frozen": "networks that are not trained",
+    "activations": "activations",
+    "workspaces": "workspaces, about",
+}
 
 
 @dataclass(frozen=True)
@@ -36,24 +48,21 @@ class MemoryEstimate:
     @property
     def total(self) -> int:
         """Of the device; save buffers lie in the host's memory."""
-        return (
-            self.weights + self.masters + self.gradients + self.optimizer + self.ema + self.frozen
-            + self.activations + self.workspaces
-        )  # fmt: skip
+        return sum(getattr(self, kind) for kind in KINDS)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "total": self.total}
 
 
 def estimate(probe: Probe, config: TrainConfig, shapes: Sequence[Shape], ranks: int = 1) -> MemoryEstimate:
-    """The memory of the largest of `shapes`, on one of `ranks` GPUs."""
+    """The memory of that of `shapes` that takes the most, on one of `ranks` GPUs."""
     sizes = [network.size(name) for name, network in zip(probe.names, probe.engine.trained, strict=True)]
-    largest = max(shapes, key=lambda shape: shape.positions)
-    peak = traced_peak(probe, largest)
-    split = _split(config.plugin, ranks)
     gradients = sum(s.gradients for s in sizes)
+    peaks = {shape: activation_peak(probe, shape, gradients) for shape in shapes}
+    largest = max(peaks, key=peaks.__getitem__)
+    activations = peaks[largest]
+    split = _split(config.plugin, ranks)
     ema = 0 if config.ema_decay is None else 4 * sizes[0].trained
-    activations = max(0, peak - gradients)
     parts = {
         "weights": sum(s.weights for s in sizes) // split["weights"],
         "masters": sum(s.masters for s in sizes) // split["masters"],
@@ -73,14 +82,22 @@ def estimate(probe: Probe, config: TrainConfig, shapes: Sequence[Shape], ranks: 
     )
 
 
-def traced_peak(probe: Probe, shape: Shape) -> int:
-    """Most bytes that a step's passes hold beyond the networks: activations, gradients and what is in between."""
-    peak = 0
+def activation_peak(probe: Probe, shape: Shape, gradients: int) -> int:
+    """Most bytes that a step's passes hold beyond the networks and their gradients, on one rank."""
+    *before, last = (max(0, peak - gradients) for peak in traced_peaks(probe, shape))
+    return max(*before, last // probe.sequence_ranks, 0)
+
+
+def traced_peaks(probe: Probe, shape: Shape) -> list[int]:
+    """Most bytes that each of a step's passes holds beyond the networks: activations, gradients, what is in between."""
+    peaks = []
     for one in probe.passes:
-        with LiveMemory(probe.known()) as memory:
+        for network in probe.engine.trained:
+            network.drop_gradients()
+        with fused_attention(), LiveMemory(probe.known()) as memory:
             one(shape)
-        peak = max(peak, memory.peak)
-    return peak
+        peaks.append(memory.peak)
+    return peaks
 
 
 def checkpoint_bytes(config: TrainConfig, sizes: Sequence[NetworkSize]) -> int:

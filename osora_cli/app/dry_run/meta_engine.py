@@ -68,6 +68,11 @@ class MetaTrained:
             8 * trained,
         )
 
+    def drop_gradients(self) -> None:
+        """As an update does: the next step makes its own."""
+        self._gradients.clear()
+        self.module.zero_grad(set_to_none=True)
+
     def backward(self, loss: torch.Tensor) -> None:
         loss.backward()
 

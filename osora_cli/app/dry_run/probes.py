@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import cast
 
 import torch
 from torch import nn
 
-from osora_cli.app.diffusion.start import unloaded
+from osora_cli.app.diffusion.start import model_section
 from osora_cli.app.diffusion.train import latent_rules
+from osora_cli.app.diffusion.train import task_settings as diffusion_settings
 from osora_cli.app.dry_run.meta_engine import MetaEngine
+from osora_cli.app.dry_run.shapes import Shape
 from osora_cli.app.vae.start import freeze
 from osora_cli.app.vae.train import optim_settings, task_settings
 from osora_cli.app.vae.train_disc import disc_optim_settings, gan_settings
@@ -24,33 +27,23 @@ from osora_cli.data.loader import ClipBatch
 from osora_cli.engine.base import OptimSettings, Trained
 from osora_cli.model.build import build_model
 from osora_cli.model.dc_ae.autoencoder import DcAe
-from osora_cli.model.latents import Autoencoder, TextBundle, encode_latents, predict_velocity
+from osora_cli.model.hunyuan_vae.autoencoder import HunyuanVae
+from osora_cli.model.latents import TextBundle, encode_latents, predict_velocity
 from osora_cli.model.losses import LastConvRecorder
 from osora_cli.model.mmdit import MMDiT
 from osora_cli.model.perceptual import LPIPS
 from osora_cli.tensors import DTYPES
 from osora_cli.trainer.flow import sample_losses
+from osora_cli.trainer.mixing import Mixing
 from osora_cli.trainer.schedule import Schedule
 from osora_cli.trainer.task import StepContext, TrainTask
-from osora_cli.trainer.vae import VaeTask
+from osora_cli.trainer.vae import VaeTask, VaeTaskSettings
 from osora_cli.trainer.vae_gan import VaeGanTask
 
 # Parameters of the text encoders of Open-Sora 2.0, whose weights are not looked at here.
 TEXT_PARAMETERS = {"t5": 4_762_310_656, "clip": 123_060_480}
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A batch of a bucket."""
-
-    clips: int
-    frames: int
-    height: int
-    width: int
-
-    @property
-    def positions(self) -> int:
-        return self.clips * self.frames * self.height * self.width
+# Stills and shorter clips are shapes of their own here, not draws.
+_NO_MIXING = Mixing(None, 0.0, "balanced", lambda _: [])
 
 
 @dataclass
@@ -62,11 +55,13 @@ class Probe:
         frozen: bytes of networks that are used and not trained, by name.
         known: tensors whose bytes are counted as networks, and not as a step's.
         passes: what a step does one after the other; each for a batch's shape.
+        sequence_ranks: among how many ranks the tokens of a pass over the trained networks, the last, are shared.
     """
 
     engine: MetaEngine
     names: list[str]
     passes: list[Callable[[Shape], None]]
+    sequence_ranks: int = 1
     frozen: dict[str, int] = field(default_factory=dict)
     kept: list[nn.Module] = field(default_factory=list)
 
@@ -92,7 +87,7 @@ def _vae(config: TrainVaeConfig) -> Probe:
     engine = MetaEngine(DTYPES[config.dtype])
     network = engine.prepare(_autoencoder(config), optim_settings(config))
     perceptual = _perceptual(config)
-    task = VaeTask(network, engine, Schedule(1.0), task_settings(config), perceptual=perceptual)
+    task = VaeTask(network, engine, Schedule(1.0), _settings(config), perceptual=perceptual)
     return _probe(engine, task, perceptual)
 
 
@@ -105,12 +100,16 @@ def _vae_disc(config: TrainVaeDiscConfig) -> Probe:
     discriminator = engine.prepare(build_model(section, device="meta"), disc_optim_settings(config))
     perceptual = _perceptual(config)
     task = VaeGanTask(
-        network, discriminator, engine, Schedule(1.0), Schedule(1.0), recorder, task_settings(config),
+        network, discriminator, engine, Schedule(1.0), Schedule(1.0), recorder, _settings(config),
         gan_settings(config), perceptual=perceptual,
     )  # fmt: skip
     # An update in which both have begun.
     update = max(config.gen_loss_config.gen_start, config.disc_loss_config.disc_start) + 1
     return _probe(engine, task, perceptual, update)
+
+
+def _settings(config: TrainVaeConfig) -> VaeTaskSettings:
+    return replace(task_settings(config), mixing=_NO_MIXING)
 
 
 def _autoencoder(config: TrainVaeConfig) -> DcAe:
@@ -137,27 +136,25 @@ def _probe(engine: MetaEngine, task: TrainTask, perceptual: LPIPS | None, update
 
     kept: list[nn.Module] = [] if perceptual is None else [perceptual]
     frozen = {} if perceptual is None else {"LPIPS": module_bytes(perceptual)}
-    return Probe(engine, list(task.networks), [step], frozen, kept)
+    return Probe(engine, list(task.networks), [step], frozen=frozen, kept=kept)
 
 
 def _diffusion(config: TrainDiffusionConfig) -> Probe:
     dtype = DTYPES[config.dtype]
     engine = MetaEngine(dtype)
-    section = config.model
-    if section.grad_ckpt_settings is None:
-        section = section.model_copy(update={"grad_ckpt_settings": config.grad_ckpt_settings})
-    module = build_model(unloaded(section), device="meta")
+    module = build_model(model_section(config), device="meta")
     assert isinstance(module, MMDiT)
     if config.grad_checkpoint:
         module.enable_grad_checkpoint(True)
     network = engine.prepare(module, OptimSettings(1.0, (0.9, 0.999), 1e-8, 0.0))
-    probe = Probe(engine, ["model"], [])
+    probe = Probe(engine, ["model"], [], diffusion_settings(config).sequence_ranks)
     if not config.cached_video:
         ae = build_model(config.ae.model_copy(update={"from_pretrained": None}), device="meta", dtype=dtype)
         ae.eval().requires_grad_(False)
         probe.frozen["autoencoder"] = module_bytes(ae)
         probe.kept.append(ae)
-        probe.passes.append(lambda shape: _encode(cast("Autoencoder", ae), shape, dtype, config.ae_batch_size))
+        assert isinstance(ae, DcAe | HunyuanVae)
+        probe.passes.append(partial(_encode, config, ae))
     if not config.cached_text:
         for name in ("t5", "clip"):
             probe.frozen[name] = _text_bytes(getattr(config, name), name, dtype)
@@ -165,14 +162,24 @@ def _diffusion(config: TrainDiffusionConfig) -> Probe:
     return probe
 
 
-def _encode(ae: Autoencoder, shape: Shape, dtype: torch.dtype, batch_size: int | None) -> None:
-    video = torch.empty(shape.clips, 3, shape.frames, shape.height, shape.width, device="meta", dtype=dtype)
-    encode_latents(ae, video, batch_size=batch_size)
+def _encode(config: TrainDiffusionConfig, ae: DcAe | HunyuanVae, shape: Shape) -> None:
+    """One tile of as many clips as are encoded at a time, beside the clips: the other tiles take no more, and hundreds
+    of them would take as many times as long."""
+    clips = torch.empty(
+        shape.clips, 3, shape.frames, shape.height, shape.width, device="meta", dtype=DTYPES[config.dtype]
+    )
+    batch, frames, height, width = min(shape.clips, config.ae_batch_size or shape.clips), *clips.shape[2:]
+    if ae.time_tiles is not None:
+        frames = min(frames, ae.time_tiles.latent * ae.time_tiles.ratio + latent_rules(config).causal)
+    if ae.space_tiles is not None:
+        edge = ae.space_tiles.latent * ae.space_tiles.ratio
+        height, width = min(height, edge), min(width, edge)
+    encode_latents(ae, clips[:batch, :, :frames, :height, :width])
 
 
 def _denoise(config: TrainDiffusionConfig, network: Trained, shape: Shape) -> None:
-    time, space = compression(config.ae)
-    frames = (shape.frames - 1) // time + 1 if latent_rules(config).causal else -(-shape.frames // time)
+    _, space = compression(config.ae)
+    frames = latent_rules(config).frames(shape.frames)
     channels = config.model.in_channels // config.model.patch_size**2
     size = (shape.clips, channels, frames, shape.height // space, shape.width // space)
     latents = torch.empty(size, device="meta")

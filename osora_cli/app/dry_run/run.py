@@ -11,13 +11,14 @@ import torch
 
 from osora_cli.app.doctor.system import existing_folder, write_speed
 from osora_cli.app.dry_run.estimate import GIB, MemoryEstimate, estimate
+from osora_cli.app.dry_run.fit import device_bytes, memory_fault
 from osora_cli.app.dry_run.meta_engine import NetworkSize
-from osora_cli.app.dry_run.probes import Shape, make_probe
+from osora_cli.app.dry_run.probes import make_probe
+from osora_cli.app.dry_run.shapes import batch_shapes, filled_buckets
 from osora_cli.app.recipes import check_training
 from osora_cli.app.schedules import total_updates
 from osora_cli.checkpoint.fsio import free_bytes
 from osora_cli.config.schema import TrainConfig
-from osora_cli.data.sampler import BucketSampler
 
 SCHEMA_VERSION = 1
 # Of the disk's speed test: long enough to leave a cache of a few megabytes behind.
@@ -57,6 +58,7 @@ class DryRun:
     networks: list[NetworkSize]
     memory: MemoryEstimate
     gpu_bytes: int | None
+    memory_fault: str | None
     ranks: int
     updates: int
     batches_per_epoch: int
@@ -67,9 +69,8 @@ class DryRun:
     def warnings(self) -> list[str]:
         """What will not work as it is."""
         found = []
-        fault = memory_fault(self.memory.total, self.gpu_bytes)
-        if fault is not None:
-            found.append(fault)
+        if self.memory_fault is not None:
+            found.append(self.memory_fault)
         if self.saves.bytes_at_most > self.saves.free_bytes:
             found.append(
                 f"the checkpoints take up to {self.saves.bytes_at_most / GIB:.1f} GiB and "
@@ -117,32 +118,25 @@ def dry_run(
     training.check_start(None)
     tell("tracing a step on the meta device")
     probe = make_probe(command, training.config)
-    shapes = bucket_shapes(training.sampler)
-    memory = estimate(probe, training.config, shapes, ranks)
+    memory = estimate(probe, training.config, batch_shapes(training.config, filled_buckets(training.report)), ranks)
     updates = (
         total_updates(training.config, training.sampler) // ranks if config.max_steps is None else config.max_steps
     )
     outputs = Path(config.outputs)
+    available = device_bytes(torch.device("cuda", 0)) if torch.cuda.is_available() else None
     tell("measuring the disk")
     return DryRun(
         command=command,
         folder=str(outputs / (config.exp_name or f"{config_name}-DATE-TIME")),
         networks=[net.size(name) for name, net in zip(probe.names, probe.engine.trained, strict=True)],
         memory=memory,
-        gpu_bytes=gpu_bytes(),
+        gpu_bytes=available,
+        memory_fault=memory_fault(memory, config, ranks, available),
         ranks=ranks,
         updates=updates,
         batches_per_epoch=len(training.sampler.epoch_batches(0)) // ranks,
         saves=plan_saves(config, updates, memory.checkpoint, outputs),
         notes=list(training.notes),
-    )
-
-
-def bucket_shapes(sampler: BucketSampler) -> list[Shape]:
-    """The shapes of all micro-batches of the first epoch, each once."""
-    return sorted(
-        {Shape(len(b.rows), b.frames, b.height, b.width) for b in sampler.epoch_batches(0)},
-        key=lambda shape: shape.positions,
     )
 
 
@@ -160,20 +154,3 @@ def plan_saves(config: TrainConfig, updates: int, size: int, outputs: Path) -> S
         except OSError:
             seconds = None
     return SavePlan(count, kept, size, seconds, free)
-
-
-def gpu_bytes() -> int | None:
-    """Memory of the GPU that this process would train on."""
-    if not torch.cuda.is_available():
-        return None
-    return int(torch.cuda.get_device_properties(0).total_memory)
-
-
-def memory_fault(needed: int, available: int | None) -> str | None:
-    """What to say of a training that the GPU cannot hold."""
-    if available is None or needed <= available:
-        return None
-    return (
-        f"a step is estimated to take {needed / GIB:.1f} GiB and the GPU has {available / GIB:.1f} GiB: "
-        "`--grad-checkpoint`, a smaller batch or clip, or more GPUs with `--plugin zero2`"
-    )

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.process import osora
-from support.tiny import make_table
+from support.tiny import make_table, write_config
+from support.tiny_diffusion import write_config as write_diffusion
+from torch.utils.checkpoint import checkpoint
 
-from osora_cli.app.dry_run.estimate import GIB, checkpoint_bytes, estimate, traced_peak
-from osora_cli.app.dry_run.live_memory import LiveMemory
+from osora_cli.app.dry_run.estimate import GIB, checkpoint_bytes, estimate, traced_peaks
+from osora_cli.app.dry_run.fit import memory_fault
+from osora_cli.app.dry_run.live_memory import LiveMemory, fused_attention
 from osora_cli.app.dry_run.meta_engine import MetaTrained
-from osora_cli.app.dry_run.probes import Shape, make_probe
-from osora_cli.app.dry_run.run import memory_fault, plan_saves
+from osora_cli.app.dry_run.probes import make_probe
+from osora_cli.app.dry_run.run import plan_saves
+from osora_cli.app.dry_run.shapes import Shape, batch_shapes
+from osora_cli.app.recipes import check_training
+from osora_cli.app.train import train
 from osora_cli.config.load import load_config
+from osora_cli.config.models.discriminator import GenLossConfig
 from osora_cli.config.registry import COMMANDS
 from osora_cli.config.schema import TrainConfig
+from osora_cli.data.buckets import BucketTable
 
 
 def config_of(command: str, preset: str, **changes: Any) -> TrainConfig:
@@ -63,9 +73,9 @@ def test_recomputation_and_length_change_the_peak_as_they_should() -> None:
     for recompute in (False, True):
         config = config_of("train vae", "demo/vae", grad_checkpoint=recompute)
         probe = make_probe("train vae", config)
-        peaks[recompute] = traced_peak(probe, shape)
+        (peaks[recompute],) = traced_peaks(probe, shape)
     assert peaks[True] < 0.7 * peaks[False]
-    longer = traced_peak(make_probe("train vae", config_of("train vae", "demo/vae")), Shape(1, 16, 64, 64))
+    (longer,) = traced_peaks(make_probe("train vae", config_of("train vae", "demo/vae")), Shape(1, 16, 64, 64))
     assert 1.6 * peaks[False] < longer < 2.1 * peaks[False]
 
 
@@ -102,17 +112,133 @@ def test_planned_checkpoints(tmp_path: Path, changes: dict[str, Any], count: int
     assert not list(tmp_path.iterdir())
 
 
-def test_what_does_not_fit_is_said() -> None:
-    assert memory_fault(40 * GIB, None) is None
-    assert memory_fault(40 * GIB, 80 * GIB) is None
-    assert "40.0 GiB and the GPU has 24.0 GiB: `--grad-checkpoint`" in (memory_fault(40 * GIB, 24 * GIB) or "")
+def test_a_second_shape_is_traced_as_the_first() -> None:
+    probe = make_probe("train vae", config_of("train vae", "demo/vae", dtype="bf16"))
+    assert traced_peaks(probe, Shape(1, 8, 32, 32)) == traced_peaks(probe, Shape(1, 8, 32, 32))
+
+
+def test_attention_is_traced_without_the_matrix_of_all_pairs() -> None:
+    q, k, v = (torch.empty(1, 4, 2048, 32, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    one = q.numel() * 2
+
+    def attend() -> torch.Tensor:
+        out = checkpoint(torch.nn.functional.scaled_dot_product_attention, q, k, v, use_reentrant=False)
+        assert isinstance(out, torch.Tensor)
+        return out
+
+    with fused_attention(), LiveMemory([q, k, v]) as memory:
+        attend().sum().backward()
+    assert all(tensor.grad is not None for tensor in (q, k, v))
+    assert memory.peak < 8 * one < 4 * 2048 * 2048 * 2
+    plain = torch.ones(1, 1, 4, 8)
+    with fused_attention():
+        assert torch.nn.functional.scaled_dot_product_attention(plain, plain, plain).equal(plain)
+
+
+def test_stills_are_a_shape_of_their_own() -> None:
+    def shapes(**changes: Any) -> list[Shape]:
+        config = config_of("train vae", "vae/train/video_dc_ae", **changes)
+        buckets = BucketTable({"128px_ar3:2": {64: (1.0, 1)}, "256px_ar1:1": {32: (1.0, 2)}}, 32).buckets
+        return batch_shapes(config, buckets)
+
+    clips = Shape(2, 32, 256, 256)
+    assert shapes() == [clips, Shape(64, 1, 256, 256)]
+    assert shapes(mixed_image_rule="open_sora") == shapes(mixed_image_ratio=0.0) == [clips]
+    assert shapes(mixed_strategy="mixed_video_random") == shapes(mixed_strategy=None) == [clips]
+    assert batch_shapes(config_of("train diffusion", "demo/diffusion"), []) == []
+
+
+# Most memory that torch held on an H200, dc-ae-f32t4c128 in bf16, a clip of 32 frames of 256x256 px an update, a fifth
+# of the batches stills, LPIPS, EMA. Measured; docs/second-stage.md has the table.
+MEASURED_GIB = {
+    ("train vae", False): 54.0,
+    ("train vae", True): 19.8,
+    ("train vae-disc", False): 54.2,
+    ("train vae-disc", True): 20.1,
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "recompute"),
+    [
+        ("train vae", False),
+        ("train vae-disc", True),
+        pytest.param("train vae", True, marks=pytest.mark.sweep),
+        pytest.param("train vae-disc", False, marks=pytest.mark.sweep),
+    ],
+)
+def test_estimate_is_near_what_was_measured(command: str, recompute: bool) -> None:
+    preset = "vae/train/video_dc_ae" + ("_disc" if command == "train vae-disc" else "")
+    config = config_of(command, preset, grad_checkpoint=recompute)
+    shapes = batch_shapes(config, BucketTable(config.bucket_config, 32).buckets)
+    total = estimate(make_probe(command, config), config, shapes).total / GIB
+    assert total == pytest.approx(MEASURED_GIB[command, recompute], rel=0.2)
+
+
+def test_what_does_not_fit_is_said_by_kind_with_cures() -> None:
+    config = config_of("train vae", "demo/vae", dtype="bf16", grad_checkpoint=False)
+    memory = replace(
+        estimate(make_probe("train vae", config), config, [Shape(2, 8, 32, 32)]),
+        weights=2 * GIB, masters=4 * GIB, gradients=4 * GIB, optimizer=8 * GIB, ema=0, frozen=0,
+        activations=20 * GIB, workspaces=GIB,
+    )  # fmt: skip
+    assert memory_fault(memory, config, 1, None) is None
+    assert memory_fault(memory, config, 1, 39 * GIB) is None
+    fault = memory_fault(memory, config, 1, 24 * GIB) or ""
+    assert "a step of 2 x 8 frames of 32x32 px is estimated to take 39.0 GiB and the GPU has 24.0 GiB" in fault
+    assert "(weights 2.0, fp32 copies of them 4.0, gradients 4.0, optimizer 8.0, activations 20.0" in fault
+    assert "average" not in fault
+    assert fault.endswith(
+        ": `--grad-checkpoint`, a smaller batch or bucket in `bucket_config`, or more GPUs with `--plugin zero2`"
+    )
+
+    def cures(ranks: int, **changes: Any) -> str:
+        return (memory_fault(memory, config.model_copy(update=changes), ranks, 24 * GIB) or "").split("): ")[1]
+
+    assert "grad-checkpoint" not in cures(1, grad_checkpoint=True)
+    assert "`--dtype bf16`" in cures(1, dtype="fp32")
+    assert "or `--plugin zero2`" in cures(4, plugin="ddp")
+    assert "or `--plugin zero3`" in cures(4, plugin="zero2")
+    assert cures(4, plugin="zero3").endswith("or more GPUs")
+
+
+@pytest.mark.parametrize("command", ["train vae", "train vae-disc", "train diffusion"])
+def test_a_gpu_that_is_too_small_is_told_before_anything_is_built(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The device's memory is the seam; the training ends where its networks would be made."""
+    changes: dict[str, Any] = {"exp_name": "run", "outputs": str(tmp_path / "outputs"), "num_workers": 0}
+    if command == "train vae-disc":
+        changes["gen_loss_config"] = GenLossConfig(gen_start=100)
+    if command == "train diffusion":
+        preset = str(write_diffusion(tmp_path))
+    else:
+        preset = "demo/vae" if command == "train vae" else "demo/vae_disc"
+    config = config_of(command, preset, **changes)
+    dataset = config.dataset.model_copy(update={"data_path": str(make_table(tmp_path))})
+    config = config.model_copy(update={"dataset": dataset})
+
+    class Built(Exception):
+        pass
+
+    def build(*_: object) -> None:
+        raise Built(capsys.readouterr().err)
+
+    kind = type(check_training(command, config))
+    monkeypatch.setattr(kind, "build", build)
+    for available in (10**6, 10**12):
+        monkeypatch.setattr("osora_cli.app.train.device_bytes", lambda _, have=available: have)
+        with pytest.raises(Built) as told:
+            train(command, config, config_name="demo", quiet=True)
+        assert ("and the GPU has 0.0 GiB (" in str(told.value)) == (available < 10**9)
+        shutil.rmtree(tmp_path / "outputs")
 
 
 def test_dry_run_of_both_stages(tmp_path: Path) -> None:
     """Nothing is made, and the checkpoint that a real training then writes has the size that was told."""
     table = make_table(tmp_path)
-    argv = ["train", "vae", "demo/vae", "--dataset.data-path", str(table), "--max-steps", "1", "--num-workers", "0",
-            "--dtype", "bf16", "--exp-name", "run", "--ema-decay", "0.9"]  # fmt: skip
+    argv = ["train", "vae", str(write_config(tmp_path, dtype="bf16")), "--dataset.data-path", str(table),
+            "--max-steps", "1", "--num-workers", "0", "--exp-name", "run", "--ema-decay", "0.9"]  # fmt: skip
     told = osora(*argv, "--dry-run", "--json", cwd=tmp_path)
     assert told.code == 0, told.stderr
     plan = told.json()
@@ -122,7 +248,8 @@ def test_dry_run_of_both_stages(tmp_path: Path) -> None:
     assert osora(*argv, cwd=tmp_path).code == 0
     (folder,) = (tmp_path / "outputs" / "run").glob("epoch*")
     real = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
-    assert 0.97 < plan["saves"]["bytes_each"] / real < 1.03
+    # Headers and small files are 4 % of so small a checkpoint.
+    assert 0.95 < plan["saves"]["bytes_each"] / real < 1.01
     second = osora("train", "vae-disc", "demo/vae_disc", "--dataset.data-path", str(table), "--dry-run", "--json",
                    "--from-pretrained", "outputs/run", "--nproc", "4", cwd=tmp_path)  # fmt: skip
     assert second.code == 0, second.stderr

@@ -153,3 +153,13 @@ def test_log_txt_is_appended_over_resumes(tmp_path: Path) -> None:
     assert texts[5] == "resumed after update 10"
     assert texts[2:4] == ["warning: two", "lines"]
     assert texts[4].startswith("Saved checkpoint at epoch 1")
+
+
+def test_log_txt_has_what_was_said_before_the_start(tmp_path: Path) -> None:
+    log = LogFile()
+    log.on_event("warning", "too large", {})
+    log.on_start(RunStart(tmp_path))
+    log.on_event("note", "built", {})
+    log.close()
+    texts = [line.split(" ", 2)[2] for line in (tmp_path / "log.txt").read_text().splitlines()]
+    assert texts == ["started", "warning: too large", "built"]
