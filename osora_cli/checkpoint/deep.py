@@ -135,38 +135,45 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
     return values.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.itemsize])
 
 
+# Groups of fp32 masters, and of the weights that are those rounded.
+_MASTERS = {"master": "model", "disc_master": "discriminator"}
+
+
 def _masters(reader: CheckpointReader, tensors: Tensors, threads: int | None) -> Check:
-    """The weights are the masters rounded to the weights' dtype, bit for bit."""
+    """The weights of each network are its masters rounded to the weights' dtype, bit for bit."""
     name, what = "masters", "each weight is its fp32 master rounded"
-    if "master" not in tensors or "model" not in tensors:
+    pairs = [(m, w) for m, w in _MASTERS.items() if m in tensors and w in tensors]
+    if not pairs:
         return Check(name, detail="there are no masters beside the weights", skipped=True)
-    weights = tensors["model"]
-    findings = []
-    for key, (_, shape) in tensors["master"].items():
-        if key not in weights:
-            findings.append(Finding(file_of("master"), key, "has no weight in model/"))
-        elif weights[key][1] != shape:
-            findings.append(Finding(file_of("master"), key, f"has shape {list(shape)}, model/ {list(weights[key][1])}"))
+    findings = [f for masters, weights in pairs for f in _rounded(reader, tensors, masters, weights, threads)]
+    return Check(name, list(limited(findings)), what)
+
+
+def _rounded(
+    reader: CheckpointReader, tensors: Tensors, masters: str, weights: str, threads: int | None
+) -> Iterator[Finding]:
+    """Where a group of weights is not its masters rounded."""
+    held = tensors[weights]
+    for key, (_, shape) in tensors[masters].items():
+        if key not in held:
+            yield Finding(file_of(masters), key, f"has no weight in {weights}/")
+        elif held[key][1] != shape:
+            yield Finding(file_of(masters), key, f"has shape {list(shape)}, {weights}/ {list(held[key][1])}")
     work = [
-        c
-        for c in _chunks("master", tensors["master"])
-        if c.key in weights and weights[c.key][1] == tensors["master"][c.key][1]
+        c for c in _chunks(masters, tensors[masters]) if c.key in held and held[c.key][1] == tensors[masters][c.key][1]
     ]
 
     def differing(chunk: _Chunk) -> tuple[str, int]:
-        master = reader.read_flat("master", chunk.key, chunk.start, chunk.count)
-        weight = reader.read_flat("model", chunk.key, chunk.start, chunk.count)
+        master = reader.read_flat(masters, chunk.key, chunk.start, chunk.count)
+        weight = reader.read_flat(weights, chunk.key, chunk.start, chunk.count)
         return chunk.key, int((_bits(master.to(weight.dtype)) != _bits(weight)).sum())
 
     counts: dict[str, int] = {}
     for key, count in map_threads(differing, work, threads):
         counts[key] = counts.get(key, 0) + count
-    findings += [
-        Finding(file_of("model"), key, f"differs from its master in {count} of {prod(weights[key][1])} values")
-        for key, count in counts.items()
-        if count
-    ]
-    return Check(name, list(limited(findings)), what)
+    for key, count in counts.items():
+        if count:
+            yield Finding(file_of(weights), key, f"differs from its master in {count} of {prod(held[key][1])} values")
 
 
 def _ema(shapes: Mapping[str, Shapes]) -> Check:

@@ -100,6 +100,40 @@ def test_what_the_values_must_satisfy(
     assert [name for name, c in told(report).items() if c not in ("passed", "skipped")] == [check]
 
 
+def with_disc(update: int) -> Tables:
+    """A second stage's: the discriminator has batch norm's running statistics beside what is trained."""
+    tables, disc = consistent(update), consistent(update + 10)
+    running = {"main.3.running_mean": torch.linspace(0, 1, 7), "main.3.num_batches_tracked": torch.tensor(update)}
+    return {**tables, "discriminator": {**disc["model"], **running}, "disc_master": disc["master"]}
+
+
+def _drop_disc(tables: Tables) -> None:
+    del tables["discriminator"]["mid.weight"]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (_set("discriminator", "decoder.weight", 0.0), "`decoder.weight` differs from its master in 1 of 4773"),
+        (_set("disc_master", "encoder.conv.bias", 3.0), "`encoder.conv.bias` differs from its master in 1 of 13"),
+        (_drop_disc, "`mid.weight` has no weight in discriminator/"),
+    ],
+)
+def test_the_discriminator_against_its_masters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Tables], None], what: str
+) -> None:
+    monkeypatch.setattr(deep, "CHUNK", 1000)
+    assert told(verify(store_one(tmp_path, 2, with_disc(2)), "deep"))["masters"] == "passed"
+    tables = with_disc(3)
+    change(tables)
+    folder = store_one(tmp_path, 3, tables)
+    assert verify(folder).verdict == "ok"
+    report = verify(folder, "deep")
+    assert report.verdict == "damaged"
+    assert what in told(report)["masters"]
+    assert [name for name, c in told(report).items() if c not in ("passed", "skipped")] == ["masters"]
+
+
 def test_large_values_that_overflow_only_their_sum_are_finite(tmp_path: Path) -> None:
     tables = consistent(3)
     tables["optimizer"]["state.0.exp_avg_sq"].fill_(3e38)
