@@ -50,6 +50,17 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class Replica:
+    """The elements [start, start + count) of a tensor, held by more than one rank. `key` as in `TensorSpec`."""
+
+    group: str
+    key: str
+    start: int
+    count: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Segment:
     """Bytes of a file that one rank writes and digests."""
 
@@ -86,12 +97,13 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """All tensor files, and the index of each folder of shards (path -> JSON)."""
+    """All tensor files, the index of each folder of shards (path -> JSON), and what several ranks hold alike."""
 
     world_size: int
     range_limit: int
     files: tuple[FilePlan, ...]
     indexes: dict[str, bytes] = field(default_factory=dict)
+    replicas: tuple[Replica, ...] = ()
 
     @cached_property
     def digest(self) -> str:
@@ -160,7 +172,17 @@ def make_plan(
             files.append(_file_plan(layout.shard(number), name, specs, world_size, range_limit))
         if layout.index is not None:
             indexes[layout.index] = _index(layout, shards)
-    return Plan(world_size, range_limit, tuple(files), indexes)
+    replicas = tuple(r for name in GROUPS if name in groups for spec in groups[name] for r in _replicas(name, spec))
+    return Plan(world_size, range_limit, tuple(files), indexes, replicas)
+
+
+def _replicas(group: str, spec: TensorSpec) -> Iterator[Replica]:
+    held: dict[tuple[int, int], set[int]] = {}
+    for part in spec.parts:
+        held.setdefault((part.start, part.count), set()).add(part.rank)
+    for (start, count), ranks in held.items():
+        if count and len(ranks) > 1:
+            yield Replica(group, spec.key, start, count, tuple(sorted(ranks)))
 
 
 def _refuse_twins(group: str, specs: Sequence[TensorSpec]) -> None:

@@ -21,6 +21,7 @@ from osora_cli.checkpoint.commit import Commit, SmallState, cover, optimizer_lag
 from osora_cli.checkpoint.events import SaveError, SaveEvent
 from osora_cli.checkpoint.manifest import Manifest
 from osora_cli.checkpoint.owner import Heartbeat
+from osora_cli.checkpoint.replicas import ReplicaSums, agreement_fault
 from osora_cli.checkpoint.retention import Retention
 from osora_cli.checkpoint.snapshot import Snapshot
 from osora_cli.checkpoint.staging import HostCopier, SlabPool
@@ -139,19 +140,32 @@ class SaveJob:
     def _save(self) -> None:
         comm, phase = self._tools.comm, self._tools.on_phase
 
-        def write() -> Ranges:
+        def write() -> tuple[Ranges, list[int]]:
             self._files.write(self.taken)
             self._snapshot.release()
             ranges = self._files.sync()
             phase("report")
-            return ranges
+            return ranges, sums.read()
 
         with self._copier.scope():
             self._files.create()
+            sums = ReplicaSums(self._snapshot.replicas())
             self._files.exchange()
-            reports = together(comm, write)
+            written = together(comm, write)
+        self._require_agreement([of_rank for _, of_rank in written])
+        reports = [ranges for ranges, _ in written]
         self._bytes = together(comm, lambda: self._commit(reports) if comm.rank == 0 else 0)[0]
         self._events.insert(0, self._event("committed"))
+
+    def _require_agreement(self, sums: list[list[int]]) -> None:
+        """On every rank. Raises SaveError where ranks that hold the same do not."""
+        fault = agreement_fault(self._snapshot.plan, sums)
+        if fault is not None:
+            raise SaveError(
+                f"checkpoint `{self._final.name}` was not saved: {fault}",
+                where=str(self._final.parent),
+                hint="they have drifted apart: `osora resume RUN` goes on from the checkpoint before",
+            )
 
     def _commit(self, reports: list[Ranges]) -> int:
         """Rank 0: prove and publish. Returns the checkpoint's size in bytes."""

@@ -80,6 +80,13 @@ class Snapshot:
         """Whether bytes are to be copied from host memory that the training may change."""
         return self._host_tensors
 
+    def replicas(self) -> list[torch.Tensor]:
+        """This rank's tensors of the plan's `replicas`, in their order."""
+        found = {(number, s.begin): s.tensor for number, sources in self._sources.items() for s in sources}
+        mine = [replica for replica in self.plan.replicas if self.rank in replica.ranks]
+        places = [(*self.plan.locations[replica.group, replica.key], replica.start) for replica in mine]
+        return [found[number, entry.begin + start * ITEMSIZE[entry.dtype]] for number, entry, start in places]
+
     def outgoing(self) -> Iterator[tuple[int, int, int, int]]:
         """(rank to send to, number of the file, offset, length) of bytes in pages that another rank writes."""
         for number, file in enumerate(self.plan.files):

@@ -100,6 +100,14 @@ def test_a_checkpoint_of_fp32_compute_loads_sharded_in_bf16_and_back(ranks: Rank
     assert_same({"optimizer": back["optimizer"], "ema": back["ema"]}, {g: state[g] for g in ("optimizer", "ema")})
 
 
+def test_replicas_that_have_drifted_apart_are_not_saved(ranks: RankServer, tmp_path: Path) -> None:
+    told = ranks.run(3, "save_drifted", str(tmp_path), "ddp")
+    assert len(set(told)) == 1
+    assert "of `model`: ranks 0, 1 and rank 2 hold different values" in told[0]
+    assert not list(tmp_path.glob("epoch*"))
+    assert ranks.run(2, "save_drifted", str(tmp_path), "zero3") == ["saved"] * 2, "a shard has no twin"
+
+
 def test_nothing_is_gathered(ranks: RankServer, tmp_path: Path) -> None:
     """A sharded state of 192 MiB, saved with 4 MiB of buffers: no rank's memory grows by a rank's share, even."""
     megabytes = 192

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from osora_cli.checkpoint.comm import SINGLE, Comm
 from osora_cli.checkpoint.comm_dist import DistComm
 from osora_cli.checkpoint.reader import CheckpointReader
-from osora_cli.checkpoint.store import CheckpointStore
+from osora_cli.checkpoint.store import CheckpointStore, SaveError
 from osora_cli.engine.base import OptimSettings, Trained
 from osora_cli.engine.launch import save_group
 from osora_cli.engine.native import NativeEngine
@@ -176,6 +176,21 @@ def save(ranks: Ranks, folder: str, plugin: str, dtype: str) -> dict[str, Any]:
     return held
 
 
+def save_drifted(ranks: Ranks, folder: str, plugin: str) -> str:
+    """Save what differs in one value of one weight on the last rank; gives what is said of it."""
+    state = run_state(ranks, plugin, "fp32", seed=1, updates=1)
+    if ranks.rank == ranks.world_size - 1:
+        (trained,) = state.task.networks.values()
+        shard = max(trained.model_shards(), key=lambda s: s.tensor.numel())
+        with torch.no_grad():
+            shard.tensor.view(-1)[-1] += 1.0
+    try:
+        _write(ranks, folder, state)
+    except SaveError as error:
+        return error.message
+    return "saved"
+
+
 def load(ranks: Ranks, source: str, plugin: str, dtype: str, save_to: str | None = None) -> dict[str, Any]:
     """Load into a network of other weights; gives what this rank holds then. Saves it again, without a step."""
     state = run_state(ranks, plugin, dtype, seed=2, updates=1)
@@ -190,9 +205,11 @@ def _write(ranks: Ranks, folder: str, state: RunState) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     comm: Comm = SINGLE if ranks.world_size == 1 else DistComm(save_group(ranks))
     store = CheckpointStore(Path(folder), async_io=True, comm=comm)
-    store.save(state.contents(Progress(0, 3, 3, 3), {"epoch": 0}, 4, {}))
-    store.finish()
-    store.close()
+    try:
+        store.save(state.contents(Progress(0, 3, 3, 3), {"epoch": 0}, 4, {}))
+        store.finish()
+    finally:
+        store.close()
 
 
 def peak_of_save(ranks: Ranks, folder: str, megabytes: int) -> dict[str, int]:

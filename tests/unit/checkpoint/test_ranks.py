@@ -14,6 +14,7 @@ from osora_cli.checkpoint.contents import CheckpointContents
 from osora_cli.checkpoint.events import SaveError, SaveEvent
 from osora_cli.checkpoint.manifest import parse_manifest
 from osora_cli.checkpoint.reader import CheckpointReader
+from osora_cli.checkpoint.replicas import word_sum
 from osora_cli.checkpoint.store import CheckpointStore
 from osora_cli.checkpoint.verify import verify
 from osora_cli.tensors import TensorShard
@@ -182,3 +183,47 @@ def test_no_space_on_rank_0_stops_all(tmp_path: Path, monkeypatch: pytest.Monkey
     results = run_ranks(2, body)
     assert all("no space for a checkpoint" in str(result) for result in results)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("async_io", [True, False])
+@pytest.mark.parametrize(
+    ("group", "key"), [("master", "logit"), ("optimizer", "state.2.exp_avg"), ("model", "mid.weight")]
+)
+def test_replicas_that_differ_are_not_saved(tmp_path: Path, async_io: bool, group: str, key: str) -> None:
+    """One value of one tensor on one rank of three, not in the part that this rank would write or in that."""
+
+    def body(comm: ThreadComm) -> str:
+        state = rank_contents(comm, "replicated")
+        if comm.rank == 1:
+            (shard,) = (s for s in state.sharded[group] if s.key == key)
+            shard.tensor.view(-1)[0] += 0.5
+        store = CheckpointStore(tmp_path, async_io=async_io, comm=comm)
+        try:
+            store.save(state)
+            store.finish()
+        except SaveError as error:
+            return str(error)
+        finally:
+            store.close()
+        return "saved"
+
+    told = run_ranks(3, body)
+    for text in map(str, told):
+        assert f"`{key}` of `{group}`: ranks 0, 2 and rank 1 hold different values" in text
+    assert not list(tmp_path.glob("epoch*"))
+    assert not list(tmp_path.glob(".*")), "nothing half is left"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 8, 1001])
+def test_word_sums_see_every_value(size: int) -> None:
+    values = torch.arange(1.0, size + 2)
+    sums = {int(word_sum(values[1:]))}
+    for dtype in (torch.bfloat16, torch.float32):
+        base = values.to(dtype)
+        assert int(word_sum(base[1:])) == int(word_sum(base[1:].clone())), "where it lies does not matter"
+        for place in {0, size // 2, size - 1}:
+            changed = base[1:].clone()
+            changed[place] = -changed[place]
+            sums.add(int(word_sum(changed)))
+            assert int(word_sum(changed)) != int(word_sum(base[1:]))
+    assert len(sums) > 1
