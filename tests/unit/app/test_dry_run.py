@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.disc import write_disc_config
 from support.process import osora
 from support.tiny import make_table, write_config
 from support.tiny_diffusion import write_config as write_diffusion
@@ -250,7 +251,8 @@ def test_dry_run_of_both_stages(tmp_path: Path) -> None:
     real = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
     # Headers and small files are 4 % of so small a checkpoint.
     assert 0.95 < plan["saves"]["bytes_each"] / real < 1.01
-    second = osora("train", "vae-disc", "demo/vae_disc", "--dataset.data-path", str(table), "--dry-run", "--json",
+    disc = str(write_disc_config(tmp_path))
+    second = osora("train", "vae-disc", disc, "--dataset.data-path", str(table), "--dry-run", "--json",
                    "--from-pretrained", "outputs/run", "--nproc", "4", cwd=tmp_path)  # fmt: skip
     assert second.code == 0, second.stderr
     assert [network["name"] for network in second.json()["networks"]] == ["model", "discriminator"]
