@@ -9,6 +9,7 @@ import numpy as np
 
 from osora_cli.app.data.input import check_buckets, load_table, make_sampler
 from osora_cli.app.frozen_parts import resolve_autoencoder
+from osora_cli.app.sharing import check_parallel_kinds
 from osora_cli.app.vae.input import missing_file_notes
 from osora_cli.config.diffusion import TrainDiffusionConfig, check_parts
 from osora_cli.data.check import BucketReport, sampler_report
@@ -65,18 +66,10 @@ def check_ranks(config: TrainDiffusionConfig, world_size: int) -> None:
     Raises:
         ConfigError: they cannot, or it asks for what there is not.
     """
+    check_parallel_kinds(config)
     if config.plugin != "hybrid":
         return
     settings = config.plugin_config
-    for name, what in (("tp_size", "tensor"), ("pp_size", "pipeline")):
-        size = getattr(settings, name)
-        if size > 1:
-            raise ConfigError(
-                f"`plugin_config.{name}` is `{size}`, and there is no {what} parallelism",
-                where=f"plugin_config.{name}",
-                allowed="1",
-                hint=f"--plugin-config.{name.replace('_', '-')} 1; zero_stage splits the state, sp_size the tokens",
-            )
     if world_size % settings.sp_size:
         count = "one process" if world_size == 1 else f"{world_size} processes"
         raise ConfigError(

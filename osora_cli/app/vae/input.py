@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from osora_cli.app.data.input import check_buckets, load_table, make_sampler
+from osora_cli.app.sharing import check_parallel_kinds, refuse_sequence_parallel
 from osora_cli.app.vae.advice import advice
 from osora_cli.config.models.dc_ae import DcAeConfig, check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
@@ -42,6 +43,8 @@ def check_vae_input(config: TrainVaeConfig) -> VaeInput:
         DataError: the table is missing or unreadable, lacks columns or too many of its files.
         SetupError: a weight that a loss needs is not installed.
     """
+    check_parallel_kinds(config)
+    refuse_sequence_parallel(config)
     check_buckets(config)
     table = load_table(config.dataset)
     sampler = make_sampler(table, config)
