@@ -61,7 +61,8 @@ class _LinearAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         count = len(ctx.heads)
-        sources, states = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        saved = ctx.saved_tensors  # once: recomputation unpacks a tensor one time only
+        sources, states = saved[:count], saved[count:]
         grad = channels_last(grad)
         grads = []
         for i, (source, state) in enumerate(zip(sources, states, strict=True)):
