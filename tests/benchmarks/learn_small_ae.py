@@ -146,10 +146,10 @@ def main() -> None:
     args = parser.parse_args(own)
     home, tiny = args.dir, args.tiny
     home.mkdir(parents=True, exist_ok=True)
-    count = args.clips or (64 if tiny else 768)
-    updates = args.updates or (200 if tiny else 3000)
+    count = args.clips or (64 if tiny else 384)
+    updates = args.updates or (200 if tiny else 4000)
     disc_updates = (40 if tiny else 1000) if args.disc_updates is None else args.disc_updates
-    train, valid = make_tables(home, count, 64 if tiny else 128, 4 if tiny else 16)
+    train, valid = make_tables(home, count, 64 if tiny else 128, 4 if tiny else 8)
     common = ["--dataset.data-path", train, "--eval.table", valid, "--outputs", home, *(TINY if tiny else ()), *extra]
     seconds: dict[str, float] = {}
     runs = {"stage1": home / "stage1"}

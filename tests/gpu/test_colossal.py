@@ -27,6 +27,8 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("colossalai") is None, reason="colossalai is not installed: docs/engines.md"
     ),
+    # ColossalAI's own, by the dozen.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 OPTIM = OptimSettings(lr=1e-3, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.01)
 

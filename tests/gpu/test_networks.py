@@ -15,12 +15,6 @@ from osora_cli.model.mmdit.model import MMDiT
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")]
 
 
-@pytest.fixture(autouse=True)
-def _no_tf32() -> None:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-
-
 def distance(got: Tensor, want: Tensor) -> float:
     """Relative L2."""
     return float((got.float() - want).norm() / want.norm())

@@ -119,6 +119,13 @@ def test_without_the_event_before_the_update_a_gpus_snapshot_is_torn(
         loaded = load_file(run / "epoch0-global_step2/model/model-00001.safetensors")
         return bool(torch.all(loaded["w"] == 2.0))
 
+    copy = CudaCopier.copy
+
+    def late(self: CudaCopier, target: torch.Tensor, source: torch.Tensor) -> None:
+        torch.cuda._sleep(20_000_000)  # cycles: about 10 ms, so that the update comes before the last copies
+        copy(self, target, source)
+
+    monkeypatch.setattr(CudaCopier, "copy", late)
     assert masters(tmp_path / "guarded")
     monkeypatch.setattr(CudaCopier, "hold_update", lambda self: None)
     assert not masters(tmp_path / "bare")
