@@ -4,8 +4,8 @@
 [B, C, T, H, W] in channels_last_3d (others are brought there), accumulate in fp32 and use no atomics, so that the same
 input gives the same bits.
 
-Triton is imported with the modules of this folder, inside the functions that use them: a machine without it can import
-all else. OSORA_KERNELS=0 in the environment keeps to the plain form.
+Triton is imported with the modules of this folder, inside the functions that use them, since it takes a while.
+OSORA_KERNELS=0 in the environment keeps to the plain form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _planning = False
 
 def usable(x: Tensor) -> bool:
     """Whether the kernels take x: on CUDA (or on the meta device within `planning`), in fp32, bf16 or fp16."""
-    return (x.is_cuda or (_planning and x.is_meta)) and x.dtype in _DTYPES and available()
+    return x.dtype in _DTYPES and ((x.is_cuda and available()) or (x.is_meta and _planning))
 
 
 @contextmanager

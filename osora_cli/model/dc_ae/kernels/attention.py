@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last, launch
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch, tl, triton
 
 _BLOCK_N = 128
 _PROGRAMS = 1056

@@ -1,4 +1,7 @@
-"""The layout that the kernels read, and their launch."""
+"""Triton where it is installed, the layout that the kernels read, and their launch.
+
+Without Triton the kernels' modules can still be imported, and say on the meta device what would be allocated.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+
+    class triton:  # type: ignore[no-redef]
+        """As much of Triton as the sizes of grids and buffers take."""
+
+        @staticmethod
+        def jit(function: Any) -> Any:
+            return function
+
+        @staticmethod
+        def cdiv(total: int, part: int) -> int:
+            return -(-total // part)
+
+        @staticmethod
+        def next_power_of_2(number: int) -> int:
+            return 1 << (number - 1).bit_length()
+
+    tl = None
+
+__all__ = ["channels_last", "launch", "tl", "triton"]
 
 
 def channels_last(x_BCTHW: Tensor) -> Tensor:

@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last, launch
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch, tl, triton
 
 _BLOCK_P = 128
 _PROGRAMS = 2112

@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-import triton
-import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from osora_cli.model.dc_ae.kernels.common import channels_last, launch
+from osora_cli.model.dc_ae.kernels.common import channels_last, launch, tl, triton
 
 _TILE = {"BLOCK_P": 16, "BLOCK_C": 128, "num_warps": 4}
 
