@@ -11,7 +11,7 @@ from osora_cli.config.freeze import values_to_yaml
 from osora_cli.config.layers import read_layers, shown_name
 from osora_cli.config.load import check
 from osora_cli.config.registry import COMMANDS, Command
-from osora_cli.errors import ConfigError, UsageError
+from osora_cli.errors import ConfigError, SetupError, UsageError
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def likely_command(keys: Iterable[str]) -> Command:
 
 
 def write_new(path: Path, text: str, *, replace: bool) -> None:
-    """Write a file that is not there yet. Raises UsageError where it is, or where it cannot be written."""
+    """Write a file that is not there yet. Raises UsageError where it is, SetupError where it cannot be written."""
     if path.suffix not in (".yaml", ".yml"):
         raise UsageError(f"`{path}` is no name of a YAML file", where="B.yaml", allowed=".yaml, .yml")
     try:
@@ -62,4 +62,4 @@ def write_new(path: Path, text: str, *, replace: bool) -> None:
     except FileExistsError:
         raise UsageError(f"`{path}` exists already", where="B.yaml", hint="`--force` replaces it") from None
     except OSError as error:
-        raise UsageError(f"`{path}` cannot be written: {error.strerror}", where="B.yaml") from error
+        raise SetupError(f"`{path}` cannot be written: {error.strerror}", where="B.yaml") from error

@@ -5,6 +5,7 @@ PyYAML lets the last of two equal keys win without a word; here that is an error
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path as FilePath
@@ -77,6 +78,12 @@ class _Loader(yaml.SafeLoader):
         return self.construct_mapping(node, deep=True)
 
 
+# YAML 1.1 reads `1:30` as 90, a number of base 60. YAML 1.2 reads text, and so does everybody who writes it.
+_BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?$")
+_Loader.yaml_implicit_resolvers = {
+    first: [("tag:yaml.org,2002:str", _BASE_60), *known] if first in set("-+0123456789") else known
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 # SafeLoader's own constructor of mappings fills them later, when an error has lost its place.
 _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_eagerly)
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)

@@ -99,3 +99,10 @@ def test_anchors_and_merge_keys_work_and_keep_their_places(tmp_path: Path) -> No
 def test_inline_values() -> None:
     assert parse_inline('{"a": [1, 2.5, null, true]}') == {"a": [1, 2.5, None, True]}
     assert parse_inline("{256px: {1: [1.0, 2]}}") == {"256px": {1: [1.0, 2]}}
+
+
+@pytest.mark.parametrize("text", ["1:30", "-1:30", "190:20:30", "1:30.5"])
+def test_no_number_has_base_60(tmp_path: Path, text: str) -> None:
+    assert parse_inline(text) == text
+    (tmp_path / "a.yaml").write_text(f"a: {text}\nb: [16:9, 30, -2.5, 0x1F]\n")
+    assert read_yaml(tmp_path / "a.yaml", "a.yaml").data == {"a": text, "b": ["16:9", 30, -2.5, 31]}
