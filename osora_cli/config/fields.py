@@ -157,6 +157,8 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         text = _describe_member(member)
         if bounds and text in ("a number", "a whole number"):
             text = f"{text} {bounds}"
+        elif text == "text" and any(getattr(item, "min_length", None) for item in (*more, *metadata)):
+            text = "text that is not empty"
         if text not in options:
             options.append(text)
     options.sort(key=lambda text: text == "null")

@@ -70,7 +70,7 @@ class TrainConfig(LoaderConfig):
     epochs: Int = Field(1000, ge=1, description="passes over the table")
     max_steps: Int | None = Field(None, ge=1, description="optimizer updates in all; null: by epochs")
 
-    outputs: str = Field("outputs", description="folder that runs are made in")
+    outputs: str = Field("outputs", min_length=1, description="folder that runs are made in")
     exp_name: str | None = Field(None, description="name of the run's folder; null: from config name and time")
     log_every: Int = Field(10, ge=1, description="updates per log line")
     tensorboard: bool = Field(True, description="write TensorBoard scalars")
@@ -135,7 +135,9 @@ class ReconstructConfig(LoaderConfig):
     dtype: Dtype = Field("bf16", description="dtype of the computation")
     batch_size: Int = Field(1, ge=1, description="clips per batch")
     seed: Int = Field(42, ge=0, description="seed of the windows")
-    save_dir: str = Field("samples", description="folder for orig/, recn/, side_by_side/, the picture and metrics.json")
+    save_dir: str = Field(
+        "samples", min_length=1, description="folder for orig/, recn/, side_by_side/, the picture and metrics.json"
+    )
     lossless: bool = Field(False, description="keep every RGB value in the videos (H.264 in RGB, large files)")
     side_by_side: bool = Field(True, description="write a video of each clip with its reconstruction on the right")
     plugin: str | None = Field(None, description="Open-Sora's key; not used")

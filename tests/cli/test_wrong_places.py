@@ -25,6 +25,8 @@ def test_a_path_of_the_wrong_kind_is_no_internal_error(number: int) -> None:
         (["ckpt", "prune", "plain"], 4, "`plain` is no run"),
         (["config", "convert", "c.yaml", "out.py"], 2, "`out.py` is no name of a YAML file"),
         (["config", "convert", "c.yaml", "no/such/out.yaml"], 5, "`no/such/out.yaml` cannot be written"),
+        (["infer", "reconstruct", "--save-dir", ""], 2, "allowed: text that is not empty"),
+        (["train", "vae", "--outputs="], 2, "`outputs` is ``"),
         (["train", "vae", "demo/vae", "--dataset.data-path", "no.csv"], 3, "osora data meta --input"),
         (["train", "diffusion", "demo/diffusion", "--dataset.data-path", "t.csv"], 2, "--ae.from-pretrained RUN"),
     ],
