@@ -9,13 +9,13 @@ from osora_cli.data.buckets import Bucket
 
 # The temporal tile that long clips are cut into by default.
 ADVISED_FRAMES = 32
-# dc-ae-f32t4c128 in bf16 at 32 frames of 256x256 px: the whole step takes 49.0 GiB (measured on one H200), of which 9.4
-# are weights, masters, gradients, moments and average (22 bytes for each of 459 M parameters). With recomputation 23.1
-# (by the shapes of all that is held at a time). The rest goes with the number of pixels.
+# dc-ae-f32t4c128 in bf16 on one H200 (docs/performance.md): 39.8 GiB at 32 frames of 256x256 px, of which 9.4 are
+# weights, masters, gradients, moments and average (22 bytes for each of 459 M parameters); with recomputation 33.2 at
+# 96 frames and 41.6 at 512x512 px. What is not state goes with the number of pixels.
 _MEASURED_MODEL = "dc-ae-f32t4c128"
 _STATE_GIB = 9.4
-_GIB_PER_MPIXEL = 39.6 / (32 * 256 * 256 / 1e6)
-_GIB_PER_MPIXEL_RECOMPUTED = 13.7 / (32 * 256 * 256 / 1e6)
+_GIB_PER_MPIXEL = (39.8 - _STATE_GIB) / (32 * 256 * 256 / 1e6)
+_GIB_PER_MPIXEL_RECOMPUTED = (41.6 - _STATE_GIB) / (32 * 512 * 512 / 1e6)
 _COMMON_GPU_GIB = 80e9 / 2**30
 WARNING = "warning: "
 

@@ -26,9 +26,9 @@ def test_the_shipped_size_needs_no_word() -> None:
 @pytest.mark.parametrize(
     ("bucket", "without", "with_"),
     [
-        ({"256px_ar1:1": {96: (1.0, 1)}}, "128 GiB", "50 GiB"),
-        ({"512px_ar1:1": {32: (1.0, 1)}}, "168 GiB", "64 GiB"),
-        ({"256px_ar1:1": {32: (1.0, 4)}}, "168 GiB", "64 GiB"),
+        ({"256px_ar1:1": {96: (1.0, 1)}}, "101 GiB", "34 GiB"),
+        ({"512px_ar1:1": {32: (1.0, 1)}}, "131 GiB", "42 GiB"),
+        ({"256px_ar1:1": {32: (1.0, 4)}}, "131 GiB", "42 GiB"),
     ],
 )
 def test_large_batches_without_recomputation_are_warned_of(bucket: dict[str, Any], without: str, with_: str) -> None:
