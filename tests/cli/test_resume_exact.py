@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from support.process import Kill, osora
+from support.same_run import assert_same_run
 from support.tiny import make_table, records, write_config
 
 UPDATES = 7
@@ -25,29 +24,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ok(*argv: str | Path, cwd: Path, kill: Kill | None = None) -> None:
     finished = osora(*argv, cwd=cwd, kill=kill)
     assert finished.code == (-9 if kill else 0), finished.stderr
-
-
-def tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Everything of the newest checkpoint that training changes."""
-    newest = run / (run / "latest").read_text().strip()
-    found: dict[str, torch.Tensor] = {}
-    for path in sorted(newest.rglob("*.safetensors")):
-        found |= {f"{path.relative_to(newest)}/{k}": t for k, t in load_file(path).items()}
-    if (newest / "ema.pt").exists():
-        average = torch.load(newest / "ema.pt", weights_only=True)
-        found |= {f"ema.safetensors/{k}": t for k, t in average.items()}
-    return found
-
-
-def assert_same_run(straight: Path, broken: Path) -> None:
-    a, b = records(straight), records(broken)
-    assert [r["step"] for r in b] == list(range(1, UPDATES + 1))
-    assert a == b
-    left, right = tensors(straight), tensors(broken)
-    assert left.keys() == right.keys()
-    assert {k.split("/")[0] for k in left} >= {"model", "optimizer", "ema.safetensors"}
-    different = [k for k in left if not torch.equal(left[k], right[k])]
-    assert different == []
 
 
 # Epochs have two batches here (five clips, batch 2), so 3 and 5 lie in the middle of epochs and 4 at the end of one.
@@ -80,7 +56,7 @@ def test_stopped_killed_and_resumed(home: Path, tmp_path: Path, straight: dict[s
     assert [r["step"] for r in records(run)] == [1, 2, 3, 4]
     ok("resume", run, "--max-steps", "5", cwd=home)
     ok("resume", run, "--max-steps", str(UPDATES), cwd=home)
-    assert_same_run(straight[case], run)
+    assert_same_run(straight[case], run, UPDATES)
     mode = "ema.safetensors" if io == "--async-io" else "ema.pt"
     assert (run / (run / "latest").read_text().strip() / mode).is_file()
 
@@ -90,7 +66,7 @@ def test_stopped_at_an_epochs_end_with_workers(home: Path, tmp_path: Path, strai
     ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--async-io", "--max-steps", "4", cwd=home)
     ok("resume", run, "--max-steps", "6", "--num-workers", "0", cwd=home)
     ok("resume", run, "--max-steps", str(UPDATES), "--num-workers", "1", cwd=home)
-    assert_same_run(straight["fp32"], run)
+    assert_same_run(straight["fp32"], run, UPDATES)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +91,7 @@ def test_killed_in_a_save(home: Path, tmp_path: Path, straight: dict[str, Path],
     assert finished.code == 0
     assert f"update {takes}" in finished.stderr
     assert not list(run.glob(".staging-*"))
-    assert_same_run(straight["fp32"], run)
+    assert_same_run(straight["fp32"], run, UPDATES)
 
 
 def test_an_older_checkpoint_can_be_gone_on_from(home: Path, tmp_path: Path, straight: dict[str, Path]) -> None:
@@ -123,12 +99,12 @@ def test_an_older_checkpoint_can_be_gone_on_from(home: Path, tmp_path: Path, str
     ok("train", "vae", config, "--exp-name", "run", "--outputs", tmp_path, "--max-steps", "6", cwd=home)
     shutil.copytree(run, tmp_path / "before")
     ok("resume", next(run.glob("epoch*-global_step2")), "--max-steps", str(UPDATES), cwd=home)
-    assert_same_run(straight["fp32"], run)
+    assert_same_run(straight["fp32"], run, UPDATES)
     aside = next(run.glob("set-aside-*"))
     assert sorted(p.name.split("step")[1] for p in aside.iterdir()) == ["4", "6"]
     # A copy of the run resumes too: nothing in it hangs on where it lies.
     ok("resume", tmp_path / "before", "--max-steps", str(UPDATES), cwd=home)
-    assert_same_run(straight["fp32"], tmp_path / "before")
+    assert_same_run(straight["fp32"], tmp_path / "before", UPDATES)
 
 
 def test_skipped_updates_are_counted_over_a_resume(home: Path, tmp_path: Path) -> None:

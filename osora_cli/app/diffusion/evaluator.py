@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from osora_cli.app.data.eval_clips import draw_eval_clips
 from osora_cli.app.data.input import spatial_step
 from osora_cli.config.diffusion import TrainDiffusionConfig
 from osora_cli.config.models.autoencoder import compression, is_causal
 from osora_cli.config.sampling import SamplingOption
-from osora_cli.data.aspect import resolve_resolution
-from osora_cli.data.fixed_clips import FixedClip, plan_fixed_clips, read_fixed_clips
+from osora_cli.data.fixed_clips import FixedClip, read_fixed_clips
 from osora_cli.data.fps import add_caption_suffix, map_target_fps
 from osora_cli.data.table import ClipTable
 from osora_cli.engine.base import Engine
@@ -40,29 +40,15 @@ def check_diffusion_eval(config: TrainDiffusionConfig, training_table: ClipTable
     """
     if config.eval_every == 0:
         return None
-    wanted, step, notes = config.eval, spatial_step(config), list[str]()
-    table, own = training_table, wanted.table is None
-    if wanted.table is not None:
-        table = ClipTable.load(wanted.table, wanted.table_root)
-        notes += table.notes
-    resolution = wanted.resolution or max(config.bucket_config, key=lambda name: resolve_resolution(name, step).pixels)
-    frames = wanted.frames or max(f for lengths in config.bucket_config.values() for f in lengths)
-    clips = plan_fixed_clips(
-        table,
-        resolution=resolution,
-        frames=frames,
-        number=len(wanted.rows) if wanted.rows else wanted.number,
-        rows=wanted.rows,
-        seed=wanted.window_seed,
-        spatial_compression=step,
-        fps_max=config.dataset.fps_max,
-    )
+    drawn = draw_eval_clips(config, training_table, spatial_step(config))
+    clips, table, notes = drawn.clips, drawn.table, drawn.notes
     rates = [map_target_fps(float(table.fps[clip.row]), config.dataset.fps_max)[0] for clip in clips]
     captions = [_caption(config, table, clip.row, rate) for clip, rate in zip(clips, rates, strict=True)]
-    where = "clips that are trained on as well: name held-out ones with `--eval.table`" if own else "held-out clips"
+    own = "clips that are trained on as well: name held-out ones with `--eval.table`"
+    where = "held-out clips" if drawn.held_out else own
     notes.append(
-        f"every {config.eval_every} updates the flow loss of {len(clips)} windows of {frames} frames, and "
-        f"{min(wanted.pictures, len(clips))} samples of {config.sampling_option.num_steps} steps; {where}"
+        f"every {config.eval_every} updates the flow loss of {len(clips)} windows of {drawn.frames} frames, and "
+        f"{min(config.eval.pictures, len(clips))} samples of {config.sampling_option.num_steps} steps; {where}"
     )
     return DiffusionEvalInput(clips, captions, rates, notes)
 

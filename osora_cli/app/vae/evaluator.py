@@ -10,11 +10,11 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from osora_cli.app.data.eval_clips import draw_eval_clips, eval_frames
 from osora_cli.app.picture import ShownClip, sheet
 from osora_cli.config.models.dc_ae import check_clip, compression
 from osora_cli.config.schema import TrainVaeConfig
-from osora_cli.data.aspect import resolve_resolution
-from osora_cli.data.fixed_clips import FixedClip, plan_fixed_clips, read_fixed_clips
+from osora_cli.data.fixed_clips import FixedClip, read_fixed_clips
 from osora_cli.data.table import ClipTable
 from osora_cli.data.transforms import normalize
 from osora_cli.engine.base import Engine
@@ -52,36 +52,19 @@ def check_eval_input(config: TrainVaeConfig, training_table: ClipTable) -> EvalI
     """
     if config.eval_every == 0:
         return None
-    wanted = config.eval
-    notes: list[str] = []
-    table, own = training_table, wanted.table is None
-    if wanted.table is not None:
-        table = ClipTable.load(wanted.table, wanted.table_root)
-        notes += table.notes
     spatial = compression(config.model)[1]
-    resolution = wanted.resolution or max(
-        config.bucket_config, key=lambda name: resolve_resolution(name, spatial).pixels
-    )
-    frames = wanted.frames or max(f for lengths in config.bucket_config.values() for f in lengths)
-    check_clip(config.model, frames, spatial, spatial)
-    clips = plan_fixed_clips(
-        table,
-        resolution=resolution,
-        frames=frames,
-        number=len(wanted.rows) if wanted.rows else wanted.number,
-        rows=wanted.rows,
-        seed=wanted.window_seed,
-        spatial_compression=spatial,
-        fps_max=config.dataset.fps_max,
-    )
+    check_clip(config.model, eval_frames(config), spatial, spatial)
+    drawn = draw_eval_clips(config, training_table, spatial)
+    clips, notes = drawn.clips, drawn.notes
     files = len({clip.file for clip in clips})
     plural = "clip" if files == 1 else "clips"
-    whose = f"{plural} trained on as well: name held-out ones with `--eval.table`" if own else f"held-out {plural}"
+    own = f"{plural} trained on as well: name held-out ones with `--eval.table`"
+    whose = f"held-out {plural}" if drawn.held_out else own
     notes.append(
-        f"scored every {config.eval_every} updates on {len(clips)} windows of {frames} frames, {files} {whose}"
+        f"scored every {config.eval_every} updates on {len(clips)} windows of {drawn.frames} frames, {files} {whose}"
     )
     large = min(min(clip.size) for clip in clips) >= MIN_SIZE
-    return EvalInput(clips, _find_lpips(wanted.lpips, notes) if large else None, notes)
+    return EvalInput(clips, _find_lpips(config.eval.lpips, notes) if large else None, notes)
 
 
 def _find_lpips(wanted: bool | None, notes: list[str]) -> LPIPS | None:
