@@ -61,8 +61,11 @@ class TextBundle:
         return self.t5.shape[0]
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> TextBundle:
-        """The same on another device, or in another dtype."""
-        return TextBundle(self.t5.to(device, dtype), self.clip.to(device, dtype))
+        """The same on another device, or in another dtype; the host does not wait for what page-locked memory gives."""
+        # To the host it has to: a copy that is under way there could be read before it is done.
+        ahead = torch.device(device).type != "cpu"
+        t5, clip = (value.to(device, dtype, non_blocking=ahead) for value in (self.t5, self.clip))
+        return TextBundle(t5, clip)
 
     def extended(self, length: int) -> TextBundle:
         """With `length` text tokens, longer by repeats of the last one. Raises ValueError below L."""

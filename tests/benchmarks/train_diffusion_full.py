@@ -1,21 +1,25 @@
 """The MMDiT at full width and reduced depth on one GPU: step time, share of the GPU's peak, saves; verify and resume.
 
-    python tests/benchmarks/train_diffusion_full.py model [--shape 256px|high_compression] [--updates 12]
-    python tests/benchmarks/train_diffusion_full.py run   [--shape 256px|high_compression] [--updates 30] [--dir DIR]
+    python tests/benchmarks/train_diffusion_full.py model [--shape 256px long high_compression] [--compile both|on|off]
+                                                          [--keep-activations] [--updates 12]
+    python tests/benchmarks/train_diffusion_full.py run   [--shape 256px] [--updates 30] [--dir DIR]
 
-`model` times updates on random latents and text embeddings: forward, backward and optimizer, nothing else. `run` is
-`osora train diffusion` on clips that the script makes, with the full autoencoder at random weights and hashed texts of
-the full widths; it saves in the background, verifies and resumes.
+`model` times updates on random latents and text embeddings, blocks compiled and not, by events on the device:
+`fwd+bwd` is forward, loss and backward, `update` all from the batch to the new weights. A variant that fails
+is named with its error, and the others go on. `run` is `osora train diffusion` on clips that the script makes, with the
+full autoencoder at random weights and hashed texts of the full widths; it saves in the background, verifies, resumes.
 
 FLOPs are those of the matrix products of linear layers and attention, 2 for a multiplication with its addition: a
 forward, and twice as many in the backward. `model` FLOPs leave recomputed activations out (what is compared between
 ways of training), `hardware` FLOPs count them. The share is of 788 TFLOP/s, which other figures of osora are compared
-with as well; the data sheet of an H200 says 989 for dense bf16.
+with as well; the data sheet of an H200 says 989 for dense bf16. Beside it stands the rate of a bf16 product of
+8192 x 8192 matrices, measured in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import re
 import statistics
@@ -24,7 +28,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +41,7 @@ from osora_cli.engine.native import NativeEngine, pick_device
 from osora_cli.model.build import build_model
 from osora_cli.model.latents import FrozenParts, TextBundle
 from osora_cli.model.mmdit import MMDiT
+from osora_cli.model.mmdit.compiled import BlockCompiler, obstacle
 from osora_cli.trainer.conditions import LatentRules
 from osora_cli.trainer.diffusion import DiffusionTask, DiffusionTaskSettings
 from osora_cli.trainer.schedule import Schedule
@@ -61,6 +66,8 @@ class Shape:
 
 SHAPES = {
     "256px": Shape("stage1", {"256px_ar1:1": {"129": [1.0, 3]}}, (132, 256, 256), (16, 33, 32, 32), 3, 2, False),
+    # 79 x 16 x 16 image tokens and 512 of text: 20,736 in all.
+    "long": Shape("stage1", {"256px_ar1:1": {"313": [1.0, 1]}}, (316, 256, 256), (16, 79, 32, 32), 1, 2, False),
     "high_compression": Shape(
         "high_compression", {"768px_ar1:1": {"128": [1.0, 2]}}, (130, 768, 768), (128, 32, 24, 24), 2, 1, True
     ),
@@ -98,7 +105,9 @@ def make_batch(shape: Shape, config: FluxConfig, device: torch.device) -> Cached
     def draw(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, device=device)
 
-    first = {("head", 1): draw(count, channels, 1, rows, columns)}
+    first: dict[tuple[Literal["head", "tail"], int], torch.Tensor] = {
+        ("head", 1): draw(count, channels, 1, rows, columns)
+    }
     return CachedBatch(
         video=torch.empty(count, 3, *shape.clip, dtype=torch.uint8, device="meta"), rows=tuple(range(count)),
         positions=tuple(range(count)), texts=("",) * count, fps=(24.0,) * count, motion_scores=(float("nan"),) * count,
@@ -107,56 +116,168 @@ def make_batch(shape: Shape, config: FluxConfig, device: torch.device) -> Cached
     )  # fmt: skip
 
 
-def time_model(shape: Shape, args: argparse.Namespace) -> None:
-    """Updates on random latents, one after the other; the first three are left out."""
-    device = pick_device("auto")
-    config = network(shape, args.depth, args.tiny)
+@dataclass(frozen=True)
+class Measured:
+    """One variant: medians in seconds, the first update with what it compiled, peak memory in bytes (0: not known)."""
+
+    forward_backward: float
+    update: float
+    first: float
+    loss: float
+    peak: int
+    graphs: int
+    parameters: int
+
+
+class Clock:
+    """Times on the device: events on a GPU, which the host does not wait for until they are read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def mark(self) -> None:
+        if not self._on_gpu:
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def seconds(self, first: int, last: int) -> float:
+        """Between two marks, counted from 0. Waits for the device."""
+        if not self._on_gpu:
+            return float(self._marks[last] - self._marks[first])
+        torch.cuda.synchronize()
+        return float(self._marks[first].elapsed_time(self._marks[last])) / 1e3
+
+
+def matrix_rate(device: torch.device, size: int, runs: int = 20) -> float:
+    """FLOP/s of a bf16 product of two `size` x `size` matrices: the median of `runs`."""
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    times = []
+    for _ in range(runs + 3):
+        clock = Clock(device)
+        clock.mark()
+        a @ b
+        clock.mark()
+        times.append(clock.seconds(0, 1))
+    return 2 * size**3 / statistics.median(times[3:])
+
+
+def make_task(
+    shape: Shape, config: FluxConfig, args: argparse.Namespace, compiler: BlockCompiler | None
+) -> DiffusionTask:
+    """The task of a training on batches of `make_batch`."""
     module = build_model(config, seed=1)
     assert isinstance(module, MMDiT)
     module.enable_grad_checkpoint(not args.keep_activations)
-    engine = NativeEngine(device, args.dtype, "none")
+    if compiler is not None:
+        compiler.attach(module, 1)
+    engine = NativeEngine(pick_device("auto"), args.dtype, "none")
     trained = engine.prepare(module, OptimSettings(1e-5, (0.9, 0.999), 1e-15, 0.0))
-    batch = make_batch(shape, config, device)
-    assert batch.t5 is not None
-    assert batch.clip is not None
     settings = DiffusionTaskSettings(
         patch_size=shape.patch, rules=LatentRules(4, not shape.cond), sigma_min=1e-5, dropout_t5=0.316,
         dropout_clip=0.316, condition_weights={"t2v": 1.0, "i2v_head": 7.0} if shape.cond else None,
         no_reference_loss=False, guidance=None, grad_clip=1.0,
     )  # fmt: skip
-    null = TextBundle(batch.t5[:1], batch.clip[:1])
-    task = DiffusionTask(trained, engine, Schedule(1e-5), settings, FrozenParts(None, None, None), null)
-    seconds = []
+    null = TextBundle(torch.zeros(1, TEXT_TOKENS, config.context_in_dim), torch.zeros(1, config.vec_in_dim))
+    return DiffusionTask(trained, engine, Schedule(1e-5), settings, FrozenParts(None, None, None), null)
+
+
+def time_updates(shape: Shape, args: argparse.Namespace, compiled: bool) -> Measured:
+    """Updates on random latents, one after the other; the first three are left out of the medians."""
+    device = pick_device("auto")
+    reason = obstacle(device) if compiled else None
+    if reason is not None:
+        raise RuntimeError(f"not compiled: {reason}")
+    config = network(shape, args.depth, args.tiny)
+    compiler = BlockCompiler() if compiled else None
+    task = make_task(shape, config, args, compiler)
+    trained, batch = task.networks["model"], make_batch(shape, config, device)
+    whole, part, first = [], [], 0.0
     for update in range(args.updates):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        began = time.perf_counter()
-        loss = task.micro_step(batch, StepContext(0, update, 0, 1, 0, 1))["loss"]
+        context, clock, began = StepContext(0, update, 0, 1, 0, 1), Clock(device), time.perf_counter()
+        clock.mark()
+        sample = task.prepare(batch, context)
+        clock.mark()
+        loss = task.loss(sample, context)
+        trained.backward(loss)
+        clock.mark()
         task.update(update)
-        value = float(loss)  # waits for the device
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    report_model(shape, config, args, statistics.median(seconds[3:] or seconds), value, module)
-    if device.type == "cuda":
-        print(f"peak memory         {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB")
+        clock.mark()
+        whole.append(clock.seconds(0, 3))
+        part.append(clock.seconds(1, 2))
+        first = first or time.perf_counter() - began
+    return Measured(
+        forward_backward=statistics.median(part[3:] or part), update=statistics.median(whole[3:] or whole), first=first,
+        loss=float(loss.detach()), peak=torch.cuda.max_memory_allocated() if device.type == "cuda" else 0,
+        graphs=len(compiler.graphs) if compiler is not None else 0,
+        parameters=sum(p.numel() for p in trained.module.parameters()),
+    )  # fmt: skip
 
 
-def report_model(
-    shape: Shape, config: FluxConfig, args: argparse.Namespace, step: float, loss: float, module: MMDiT
-) -> None:
+def clean_up() -> None:
+    """Nothing of a variant, compiled code included, is left for the next one."""
+    gc.collect()
+    torch._dynamo.reset()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def time_model(names: list[str], args: argparse.Namespace) -> None:
+    """All variants of all shapes, and a table of them at the end."""
+    device = pick_device("auto")
+    size = 8192 if device.type == "cuda" else 512
+    rate = matrix_rate(device, size)
+    print(f"matrix rate         {rate / 1e12:.1f} TFLOP/s, bf16 {size}^3, measured here; 788 is what shares are of")
+    ways = {"both": (False, True), "on": (True,), "off": (False,)}[args.compile]
+    kept = "kept" if args.keep_activations else "recomputed"
+    rows = [
+        f"{'shape':<17} {'blocks':<9} {'fwd+bwd s':>10} {'of 788':>7} {'of rate':>8} {'update s':>9} {'GiB':>6} "
+        f"{'first s':>8}"
+    ]
+    for name in names:
+        for compiled in ways:
+            way = "compiled" if compiled else "eager"
+            clean_up()
+            try:
+                measured = time_updates(SHAPES[name], args, compiled)
+            except Exception as error:
+                print(f"\n{name}, {way}: FAILED, {type(error).__name__}: {str(error)[:600]}")
+                rows.append(f"{name:<17} {way:<9} failed: {type(error).__name__}")
+                continue
+            flops = report_model(f"{name}, {way}, activations {kept}", SHAPES[name], args, measured)
+            speed = flops / measured.forward_backward
+            rows.append(
+                f"{name:<17} {way:<9} {measured.forward_backward:10.4f} {speed / PEAK:7.1%} {speed / rate:8.1%} "
+                f"{measured.update:9.4f} {measured.peak / 2**30:6.1f} {measured.first:8.1f}"
+            )
+    print(f"\nmodel FLOPs, activations {kept}, {args.dtype}\n" + "\n".join(rows))
+
+
+def report_model(title: str, shape: Shape, args: argparse.Namespace, measured: Measured) -> float:
+    """Say what one variant took; its model FLOPs, forward and backward."""
+    config = network(shape, args.depth, args.tiny)
     _, frames, rows, columns = shape.latent
     image = frames * (rows // shape.patch) * (columns // shape.patch)
     forward, blocks = forward_flops(config, image, TEXT_TOKENS, shape.batch)
     model = 3 * forward
     hardware = model + (0 if args.keep_activations else blocks)
-    parameters = sum(p.numel() for p in module.parameters())
-    print(f"network             {config.depth} + {config.depth_single_blocks} blocks, {parameters / 1e9:.3f} billion")
-    tokens = f"({image} image + {TEXT_TOKENS} text) tokens"
-    print(f"batch               {shape.batch} x {tokens}, {args.dtype}, loss {loss:.4g}")
-    print(f"update, median      {step:.4f} s, {shape.batch * image / step:,.0f} image tokens/s")
-    for name, flops in (("model", model), ("hardware", hardware)):
-        print(f"{name:<9} FLOPs     {flops / 1e12:.1f} T, {flops / step / 1e12:.0f} TFLOP/s, {flops / step / PEAK:.1%}")
+    print(f"\n{title}")
+    size = f"{measured.parameters / 1e9:.3f} billion"
+    print(f"network             {config.depth} + {config.depth_single_blocks} blocks, {size}")
+    tokens = f"{image + TEXT_TOKENS} tokens ({image} image + {TEXT_TOKENS} text)"
+    print(f"batch               {shape.batch} x {tokens}, {args.dtype}, loss {measured.loss:.4g}")
+    print(f"first update        {measured.first:.1f} s, {measured.graphs} graphs compiled")
+    print(f"peak memory         {measured.peak / 2**30:.1f} GiB")
+    for what, seconds in (("forward + backward", measured.forward_backward), ("whole update", measured.update)):
+        print(f"{what:<19} {seconds:.4f} s, {shape.batch * image / seconds:,.0f} image tokens/s")
+        for name, flops in (("model", model), ("hardware", hardware)):
+            speed = flops / seconds
+            print(f"  {name:<9} FLOPs   {flops / 1e12:.1f} T, {speed / 1e12:.0f} TFLOP/s, {speed / PEAK:.1%} of 788")
+    return model
 
 
 def osora(*argv: str) -> str:
@@ -221,7 +342,8 @@ def time_run(shape: Shape, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["model", "run"])
-    parser.add_argument("--shape", choices=list(SHAPES), default="256px")
+    parser.add_argument("--shape", choices=list(SHAPES), nargs="+", default=["256px"], help="`run` takes the first")
+    parser.add_argument("--compile", choices=["both", "on", "off"], default="both", help="of `model`: the blocks")
     parser.add_argument("--depth", type=int, nargs=2, default=[4, 8], metavar=("DOUBLE", "SINGLE"))
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
@@ -229,7 +351,10 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="of `model`: a small width, to try it without a GPU")
     parser.add_argument("--dir", default="bench-diffusion")
     args = parser.parse_args()
-    (time_model if args.what == "model" else time_run)(SHAPES[args.shape], args)
+    if args.what == "model":
+        time_model(args.shape, args)
+    else:
+        time_run(SHAPES[args.shape[0]], args)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ Shapes: B batch, L tokens (text, image or both), E hidden width, M width of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -63,14 +65,19 @@ class Block(nn.Module):
 
     recompute = False
     buffer: HostBuffer | None = None
+    compiled: Callable[..., Any] | None = None
+    """`compute` of the class, compiled; taken where gradients are (compiled.py)."""
 
     def forward(self, *args: Any) -> Any:
-        if self.recompute and torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
+            return self.compute(*args)
+        compute = self.compute if self.compiled is None else partial(self.compiled, self)
+        if self.recompute:
             # What a checkpoint keeps are its inputs, and it saves them under the hooks that are set around it.
             with self.buffer.holding() if self.buffer is not None else nullcontext():
                 # Nothing in a block draws random numbers, so their state need not be kept.
-                return checkpoint(self.compute, *args, use_reentrant=False, preserve_rng_state=False)
-        return self.compute(*args)
+                return checkpoint(compute, *args, use_reentrant=False, preserve_rng_state=False)
+        return compute(*args)
 
     def compute(self, *args: Any) -> Any:
         raise NotImplementedError
