@@ -33,7 +33,7 @@ from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
-from osora_cli.trainer.numerics import flush_subnormals
+from osora_cli.trainer.numerics import flush_subnormals, keep_freed_memory
 from osora_cli.trainer.rng import seed_everything, seed_rank
 from osora_cli.trainer.skips import skips_in
 from osora_cli.trainer.state import Progress
@@ -131,6 +131,8 @@ def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> Tra
         ranks=members.ranks,
         settings=plugin_settings(config),
     )
+    if engine.device.type == "cpu":
+        keep_freed_memory()
     with run_folder(members, plan):
         if config.num_workers:
             prepare_workers()  # their server starts while the network is built

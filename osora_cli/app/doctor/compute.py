@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from osora_cli import __version__
 from osora_cli.app.doctor.finding import Finding
 from osora_cli.model.conv import Conv3d
+from osora_cli.model.dc_ae import kernels
 
 # bf16 has 8 bits of mantissa: products of a few hundred terms stay well below this.
 MAX_RELATIVE_ERROR = 1e-2
@@ -86,6 +87,15 @@ def convolution() -> Iterator[Finding]:
             f"{conv / 1e12:.0f} TFLOP/s in bf16; a matrix product has {product / 1e12:.0f}",
             "this torch does not use cuDNN here: take another torch" if slow else None,
             {"conv3d_flops": conv, "matmul_flops": product},
+        )
+        fault = kernels.fault_here()
+        yield Finding(
+            "DC-AE kernels",
+            "ok" if fault is None else "warn",
+            "Triton's run here" if fault is None else f"they do not run, and training is 1.6 times slower: {fault}",
+            None
+            if fault is None
+            else "a CUDA build of torch brings Triton, which takes a C compiler (gcc) at first use",
         )
 
 

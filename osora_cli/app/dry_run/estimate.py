@@ -14,8 +14,8 @@ from osora_cli.config.schema import TrainConfig
 from osora_cli.model.dc_ae import kernels
 
 GIB = 2**30
-# Workspaces of cuDNN and cuBLAS, which the trace does not see, and CUDA's own context, are about as much. The totals lie
-# within 10 % of what was measured on an H200 (tests/unit/app/test_dry_run.py).
+# Workspaces of cuDNN and cuBLAS, which the trace does not see, and CUDA's own context, are about as much. The totals
+# lie within 10 % of what was measured on an H200 (tests/unit/app/test_dry_run.py).
 WORKSPACE_SHARE = 0.05
 # What the device holds, by kind, in words.
 KINDS = {

@@ -11,6 +11,7 @@ OSORA_KERNELS=0 in the environment keeps to the plain form.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -43,5 +44,25 @@ def planning() -> Iterator[None]:
 
 @cache
 def available() -> bool:
-    """Whether Triton is installed and OSORA_KERNELS is not `0`."""
-    return os.environ.get("OSORA_KERNELS") != "0" and find_spec("triton") is not None
+    """Whether the kernels run on this machine's GPU; where they do not, it is said once, with the reason."""
+    if os.environ.get("OSORA_KERNELS") == "0":
+        return False
+    fault = fault_here()
+    if fault is not None:
+        warnings.warn(f"the DC-AE's Triton kernels do not run here, training is slower: {fault}", stacklevel=2)
+    return fault is None
+
+
+@cache
+def fault_here() -> str | None:
+    """Why no kernel can be run on the GPU; None where one has run."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        from osora_cli.model.dc_ae.kernels import activation
+
+        activation.silu_gate(torch.zeros(1, 32, 1, 1, 1, device="cuda"))
+        torch.cuda.synchronize()
+    except Exception as error:  # a compiler that is missing, a driver or a GPU that Triton does not know
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
