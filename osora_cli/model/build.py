@@ -36,7 +36,7 @@ REGISTRY: dict[str, _Entry] = {
     "flux": _Entry(FluxConfig, "osora_cli.model.mmdit.model:MMDiT"),
     "N_Layer_discriminator_3D": _Entry(DiscriminatorConfig, "osora_cli.model.discriminator:NLayerDiscriminator3D"),
     "LPIPS": _Entry(LpipsConfig, "osora_cli.model.lpips_weights:build_lpips", loads_itself=True),
-    "text_embedder": _Entry(TextEmbedderConfig, "osora_cli.model.text:build_text_embedder", loads_itself=True),
+    "text_embedder": _Entry(TextEmbedderConfig, "osora_cli.model.text_build:build_text_embedder", loads_itself=True),
 }
 
 

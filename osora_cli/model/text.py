@@ -1,4 +1,4 @@
-"""Text embedders: what they all give, how texts are padded, and how one is built.
+"""Text embedders: what they all give, and how texts are padded.
 
 Shapes: B texts, L text tokens, C channels.
 """
@@ -11,8 +11,6 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-
-from osora_cli.config.models.text import DEFAULT_MAX_LENGTH, TextEmbedderConfig
 
 
 @dataclass(frozen=True)
@@ -123,25 +121,6 @@ class FrozenTextEmbedder(nn.Module):
 
     def _embed(self, texts: list[str], length: int) -> TextEmbedding:
         raise NotImplementedError
-
-
-def build_text_embedder(section: TextEmbedderConfig, *, device: torch.device, dtype: torch.dtype) -> FrozenTextEmbedder:
-    """The embedder that `section` describes, with its weights, unless `device` is "meta".
-
-    Raises:
-        ConfigError: the weights are of another kind, or have fewer positions than `max_length`.
-        CheckpointError: the weights or the tokenizer are missing, incomplete or damaged.
-        SetupError: the extra `text` is not installed, or the hub does not give the files.
-    """
-    if section.kind == "hashed_ngrams":
-        from osora_cli.model.text_hashed import HashedNgramEmbedder
-
-        assert section.width is not None  # the section demands it for this kind
-        length = section.max_length or DEFAULT_MAX_LENGTH["hashed_ngrams"]
-        return HashedNgramEmbedder(section.width, length).to(device=device, dtype=dtype)
-    from osora_cli.model.text_pretrained import load_text_encoder
-
-    return load_text_encoder(section, device=device, dtype=dtype)
 
 
 def _check_texts(texts: Sequence[str]) -> None:
