@@ -99,7 +99,8 @@ def lines_of(path: Path) -> Iterator[Line]:
     name = path.relative_to(ROOT).as_posix()
     for found, whole in ((code, True), (list(spans(prose)), False)):
         for number, text in found:
-            for words in split_command(text):
+            # What a line is piped into is another program's.
+            for words in split_command(text.partition(" | ")[0] if whole else text):
                 if words:
                     yield Line(f"{name}:{number}", tuple(words), whole and "..." not in text)
 
