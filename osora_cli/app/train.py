@@ -14,7 +14,7 @@ from osora_cli.app.recipes import check_training
 from osora_cli.app.runs import RunPlan, plan_run, set_aside_later
 from osora_cli.app.schedules import total_updates
 from osora_cli.app.team import Team, agree_on_start, run_folder, share_data, shared_plan, team
-from osora_cli.app.training import Training
+from osora_cli.app.training import Training, WarmsUp
 from osora_cli.app.vae.advice import WARNING
 from osora_cli.checkpoint.comm import together
 from osora_cli.checkpoint.layout import checkpoint_folders
@@ -184,6 +184,8 @@ def _train(
         when = "in the background" if config.async_io else "while the training waits"
         plan.notes.append(f"checkpoints: {when}, writer {store.writer_name}")
         _begin_records(training, plan, progress, observer, members)
+        if isinstance(training, WarmsUp):
+            training.warm_up(engine, state, lambda text: observer.on_event("note", text, {}))
         trainer = Trainer(
             settings=_loop_settings(config),
             engine=engine,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.config.schema import TrainConfig
@@ -53,3 +54,11 @@ class Training(Protocol):
 
     def evaluator(self, engine: Engine, state: RunState, folder: Path) -> Evaluator | None:
         """What is scored while it trains; None: nothing. `folder` is the run's."""
+
+
+@runtime_checkable
+class WarmsUp(Protocol):
+    """A training that has something to do once, when all is built and loaded and before its first update."""
+
+    def warm_up(self, engine: Engine, state: RunState, tell: Callable[[str], None]) -> None:
+        """All ranks call it. It changes no state. `tell` takes what the user should see while it lasts."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from osora_cli.config.base import Float, Int, Section
 from osora_cli.config.models.autoencoder import AutoencoderSection, compression, is_causal, latent_channels
@@ -18,6 +18,14 @@ ConditionType = Literal[
     "t2v", "i2v_head", "i2v_tail", "i2v_loop", "v2v_head", "v2v_tail", "v2v_head_easy", "v2v_tail_easy"
 ]
 Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _word(value: Any) -> Any:
+    """YAML reads `true` as a truth value, and some write `True`."""
+    return str(value).lower() if isinstance(value, (bool, str)) else value
+
+
+Switch = Annotated[Literal["auto", "true", "false"], BeforeValidator(_word)]
 
 
 class DropoutConfig(Section):
@@ -54,6 +62,11 @@ class TrainDiffusionConfig(TrainConfig):
     patch_size: Int | None = Field(None, ge=1, description="Open-Sora's key; null: model.patch_size")
 
     eps: Float | None = Field(None, gt=0, description="wins over optim.eps")
+    compile: Switch = Field(
+        "false",
+        description="compile the MMDiT's blocks, for each bucket's shape before the first update; auto: on a GPU only; "
+        "where it cannot be, they run as they are and the log says why",
+    )
     grad_ckpt_settings: tuple[Count, Count] | None = Field(
         None, description="double and single blocks that are recomputed, where model.grad_ckpt_settings is null"
     )

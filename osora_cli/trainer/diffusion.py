@@ -98,6 +98,36 @@ class DiffusionTask:
         self._network.backward(loss / context.accumulation)
         return {"loss": loss.detach()}
 
+    def rehearse(self, size: tuple[int, int, int, int, int]) -> None:
+        """Forward, backward and update on a batch of latents `[B, C, T, H, W]`, after which all is as it was.
+
+        For what comes with the first batch of a shape, as kernels that are compiled for it. Nothing is drawn, and the
+        gradient is not finite, so that the engine drops it. All ranks call it with the same size.
+        """
+        device, settings = self._engine.device, self._settings
+        latents = torch.zeros(size, device=device)
+        length = padded_length(
+            self._null.t5.shape[1], latents[0, 0].numel() // settings.patch_size**2, settings.sequence_ranks
+        )
+        null = self._null.extended(length)
+        cond = None
+        if settings.condition_weights is not None:
+            cond = torch.zeros(size[0], 1 + size[1], *size[2:], device=device)
+        text = TextBundle(null.t5.expand(size[0], -1, -1), null.clip.expand(size[0], -1))
+        predicted = predict_velocity(
+            self._network.module,
+            latents,
+            torch.zeros(size[0], device=device),
+            text,
+            cond,
+            settings.guidance,
+            patch_size=settings.patch_size,
+        )
+        self._network.backward(predicted.float().mean() * torch.nan)
+        lr = float(self._network.param_groups()[0]["lr"])
+        if not float(self._network.update(lr, settings.grad_clip).skipped):
+            raise RuntimeError("an update whose gradient is not finite was made")
+
     def update(self, update: int) -> dict[str, UpdateResult]:
         return {"model": self._network.update(self._schedule.lr(update), self._settings.grad_clip)}
 

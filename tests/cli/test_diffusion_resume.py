@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.process import Kill, osora
-from support.same_run import assert_same_run
-from support.tiny import make_table
+from support.same_run import assert_same_run, tensors
+from support.tiny import make_table, records
 from support.tiny_diffusion import CAUSAL, MODEL, add_stills, write_config
 
 UPDATES = 8
@@ -37,8 +38,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def ok(*argv: str | Path, cwd: Path, kill: Kill | None = None) -> str:
-    finished = osora(*argv, cwd=cwd, kill=kill)
+def ok(*argv: str | Path, cwd: Path, kill: Kill | None = None, env: dict[str, str] | None = None) -> str:
+    finished = osora(*argv, cwd=cwd, kill=kill, env=env)
     assert finished.code == (-9 if kill else 0), finished.stderr
     return finished.stderr
 
@@ -74,3 +75,19 @@ def test_stopped_at_an_epochs_end_and_with_workers(home: Path, tmp_path: Path, s
     ok("train", "diffusion", config, "--exp-name", "run", "--outputs", tmp_path, "--max-steps", "4", cwd=home)
     ok("resume", run, "--max-steps", str(UPDATES), "--num-workers", "0", cwd=home)
     assert_same_run(straight["dc_ae"], run, UPDATES)
+
+
+def test_compiled_blocks(home: Path, tmp_path: Path) -> None:
+    """What compiles ahead leaves no trace in the state that it compiles on, at the start and on a resume."""
+    env = {"OSORA_COMPILE_BACKEND": "aot_eager"}  # traced like all, and quicker than kernels
+    model = {**MODEL, "depth": 0, "depth_single_blocks": 2, "grad_ckpt_settings": [0, 1]}
+    write_config(tmp_path, model=model, grad_checkpoint=True, max_steps=4, compile=True, ckpt_every=2)
+    named = ("train", "diffusion", tmp_path / "tiny.yaml", "--outputs", tmp_path, "--exp-name")
+    log = ok(*named, "straight", cwd=home, env=env)
+    log += ok(*named, "again", "--load", tmp_path / "straight" / "epoch0-global_step2", cwd=home, env=env)
+    assert log.count("compiled 1 shapes in") == log.count("(1 graphs)") == 2
+    assert "not among the shapes" not in log
+    assert records(tmp_path / "straight")[2:] == records(tmp_path / "again")
+    left, right = tensors(tmp_path / "straight"), tensors(tmp_path / "again")
+    assert left.keys() == right.keys()
+    assert [key for key in left if not torch.equal(left[key], right[key])] == []

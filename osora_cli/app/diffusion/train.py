@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from osora_cli.app.cache.feed import CachedFeed, null_from_cache, open_cache, require_epoch
 from osora_cli.app.checkpoint_fit import check_fits
+from osora_cli.app.diffusion.compiling import Compilation, compilation
 from osora_cli.app.diffusion.evaluator import check_diffusion_eval, make_diffusion_evaluator
 from osora_cli.app.diffusion.input import DiffusionInput, check_diffusion_input
 from osora_cli.app.diffusion.start import build_mmdit, check_model_start, unloaded
@@ -47,6 +49,7 @@ class DiffusionTraining:
         self._eval = check_diffusion_eval(self.config, self.table)
         self.notes += self._eval.notes if self._eval is not None else []
         self._frozen: tuple[FrozenParts, TextBundle] | None = None
+        self._compilation: Compilation | None = None
 
     def check_start(self, reader: CheckpointReader | None) -> None:
         """What the model starts from. A checkpoint wins over `from_pretrained`, which it would overwrite at once."""
@@ -70,12 +73,20 @@ class DiffusionTraining:
         self._frozen = (parts, null)
         if config.warmup_ae and parts.ae is not None:
             warm_up(parts.ae, self.sampler, engine.device, config.ae_batch_size)
-        network = engine.prepare(build_mmdit(config, self._start, engine.device, self.notes), optim_settings(config))
+        module = build_mmdit(config, self._start, engine.device, self.notes)
+        self._compilation = compilation(config, module, self.sampler, engine.device, self.notes)
+        network = engine.prepare(module, optim_settings(config))
         task = DiffusionTask(
             network, engine, run_schedule(config, self.sampler, reader, self.notes), task_settings(config), parts, null
         )
         ema = None if config.ema_decay is None else Ema(network.master_shards(), config.ema_decay)
         return RunState(task, ema, config.save_master_weights, load_masters=config.load_master_weights)
+
+    def warm_up(self, engine: Engine, state: RunState, tell: Callable[[str], None]) -> None:
+        """Compile the blocks for the shapes of the buckets."""
+        if self._compilation is not None:
+            assert isinstance(state.task, DiffusionTask)
+            self._compilation.ahead(state.task, engine.world_size, tell)
 
     def feed(self, engine: Engine, start: Position) -> Feed:
         pin = engine.device.type == "cuda"

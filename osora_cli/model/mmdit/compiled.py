@@ -18,8 +18,8 @@ import torch
 from osora_cli.model.mmdit.blocks import Block, DoubleStreamBlock, SingleStreamBlock
 from osora_cli.model.mmdit.model import MMDiT
 
-# What torch.compile takes as a backend where none is said. Tests that look at numbers and not at kernels take another.
-BACKEND = "inductor"
+# The environment may name another backend of torch.compile: `aot_eager` traces as all do and makes no kernels.
+BACKEND_VARIABLE = "OSORA_COMPILE_BACKEND"
 # Beside the shapes that are known ahead: batches that come as a surprise are compiled, too, up to so many.
 SPARE_SHAPES = 8
 
@@ -44,14 +44,19 @@ class BlockCompiler:
 
     Attributes:
         graphs: what was compiled so far, in order, each as `CLASS BATCH x TOKENS`, text and image together.
+        on_graph: told of each as it is about to be compiled.
     """
 
-    def __init__(self, backend: str | None = None) -> None:
-        """`backend` is one of torch.compile's by name; None: `BACKEND`."""
+    def __init__(self, backend: str | None = None, *, deterministic: bool = False) -> None:
+        """`backend` is one of torch.compile's by name; None: inductor. `deterministic`: kernels not chosen by times."""
         from torch._dynamo import lookup_backend
+        from torch._inductor import config
 
         self.graphs: list[str] = []
-        self._compile = lookup_backend(backend or BACKEND)
+        self.on_graph: Callable[[str], None] = lambda graph: None
+        self._compile = lookup_backend(backend or os.environ.get(BACKEND_VARIABLE, "inductor"))
+        if deterministic and hasattr(config, "deterministic"):  # from torch 2.9 on
+            config.deterministic = True
 
     def attach(self, model: MMDiT, shapes: int) -> None:
         """Have the blocks of `model` compiled when they first see a shape; room is made for `shapes` of them."""
@@ -75,6 +80,7 @@ class BlockCompiler:
     def _counting(self, kind: str) -> Callable[..., Any]:
         def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
             self.graphs.append(f"{kind} {_tokens(inputs)}")
+            self.on_graph(self.graphs[-1])
             return self._compile(graph, inputs)
 
         return backend

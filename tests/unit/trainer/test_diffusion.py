@@ -226,3 +226,21 @@ def test_four_real_clips_are_learned_by_heart() -> None:
         task.micro_step(batch, replace(AT, update=update))
         task.update(update)
     assert score() < before / 5
+
+
+@pytest.mark.parametrize("conditions", [None, IMAGES])
+def test_a_rehearsal_changes_nothing(conditions: dict[str, float] | None) -> None:
+    twins = [task_with(HUNYUAN, rules=LatentRules(4, causal=True), condition_weights=conditions) for _ in range(2)]
+    batch = batch_of(9, 64)
+    for update in range(2):
+        for task in twins:
+            task.micro_step(batch, replace(AT, update=update))
+            task.update(update)
+        before = twins[0].networks["model"].param_groups()
+        twins[0].rehearse((2, 4, 3, 8, 8))
+        assert twins[0].networks["model"].param_groups() == before
+    assert gradients(twins[0]) == {}
+    one, other = (task.networks["model"] for task in twins)
+    for shards in ("model_shards", "master_shards", "optimizer_shards"):
+        for a, b in zip(getattr(one, shards)(), getattr(other, shards)(), strict=True):
+            assert torch.equal(a.tensor, b.tensor), a.key
