@@ -1,7 +1,7 @@
 """The MMDiT at full width and reduced depth on one GPU: step time, share of the GPU's peak, saves; verify and resume.
 
     python tests/benchmarks/train_diffusion_full.py model [--shape 256px long high_compression] [--compile both|on|off]
-                                                          [--keep-activations] [--updates 12]
+                                                          [--keep-activations] [--updates 12] [--attention flash]
     python tests/benchmarks/train_diffusion_full.py run   [--shape 256px] [--updates 30] [--dir DIR]
 
 `model` times updates on random latents and text embeddings, blocks compiled and not, by events on the device:
@@ -32,6 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend
 
 from osora_cli.config.models.flux import FluxConfig
 from osora_cli.data.cached_batch import CachedBatch
@@ -40,7 +41,7 @@ from osora_cli.engine.base import OptimSettings
 from osora_cli.engine.native import NativeEngine, pick_device
 from osora_cli.model.build import build_model
 from osora_cli.model.latents import FrozenParts, TextBundle
-from osora_cli.model.mmdit import MMDiT
+from osora_cli.model.mmdit import MMDiT, attention
 from osora_cli.model.mmdit.compiled import BlockCompiler, obstacle
 from osora_cli.trainer.conditions import LatentRules
 from osora_cli.trainer.diffusion import DiffusionTask, DiffusionTaskSettings
@@ -49,6 +50,7 @@ from osora_cli.trainer.task import StepContext
 
 PEAK = 788e12
 TEXT_TOKENS = 512
+KERNELS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTENTION}
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,9 @@ def time_model(names: list[str], args: argparse.Namespace) -> None:
                 f"{name:<17} {way:<9} {measured.forward_backward:10.4f} {speed / PEAK:7.1%} {speed / rate:8.1%} "
                 f"{measured.update:9.4f} {measured.peak / 2**30:6.1f} {measured.first:8.1f}"
             )
-    print(f"\nmodel FLOPs, activations {kept}, {args.dtype}\n" + "\n".join(rows))
+    print(
+        f"\nmodel FLOPs, activations {kept}, {args.dtype}, attention {args.attention or 'by osora'}\n" + "\n".join(rows)
+    )
 
 
 def report_model(title: str, shape: Shape, args: argparse.Namespace, measured: Measured) -> float:
@@ -344,6 +348,7 @@ def main() -> None:
     parser.add_argument("what", choices=["model", "run"])
     parser.add_argument("--shape", choices=list(SHAPES), nargs="+", default=["256px"], help="`run` takes the first")
     parser.add_argument("--compile", choices=["both", "on", "off"], default="both", help="of `model`: the blocks")
+    parser.add_argument("--attention", choices=list(KERNELS), help="of `model`: this kernel first, else osora's order")
     parser.add_argument("--depth", type=int, nargs=2, default=[4, 8], metavar=("DOUBLE", "SINGLE"))
     parser.add_argument("--updates", type=int, default=12)
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16")
@@ -351,6 +356,9 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="of `model`: a small width, to try it without a GPU")
     parser.add_argument("--dir", default="bench-diffusion")
     args = parser.parse_args()
+    if args.attention is not None:
+        first = KERNELS[args.attention]
+        attention.KERNEL_ORDER[:] = [first, *(kernel for kernel in attention.KERNEL_ORDER if kernel != first)]
     if args.what == "model":
         time_model(args.shape, args)
     else:

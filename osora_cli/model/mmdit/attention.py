@@ -10,10 +10,22 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from osora_cli.model.mmdit.rope import RopeTable, apply_rope
 
 NORM_EPS = 1e-6
+
+# Kernels in half precision on a GPU, the first that takes the inputs. Torch's own order depends on its version and has
+# cuDNN's last in some, which is the one made for Hopper and later.
+KERNEL_ORDER = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+# Orders came with torch 2.6, and torch.compile knows them from 2.8 on; before, torch chooses.
+_HAS_ORDER = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 8)
 
 
 class Attention(Protocol):
@@ -33,7 +45,16 @@ def full_attention(q_BLHD: Tensor, k_BLHD: Tensor, v_BLHD: Tensor) -> Tensor:
         `[B, L, H, D]` in the dtype of `v_BLHD`.
     """
     q_BHLD, k_BHLD, v_BHLD = (x.transpose(1, 2) for x in (q_BLHD, k_BLHD, v_BLHD))
-    return functional.scaled_dot_product_attention(q_BHLD, k_BHLD, v_BHLD).transpose(1, 2)
+    if not takes_order(v_BHLD):
+        return functional.scaled_dot_product_attention(q_BHLD, k_BHLD, v_BHLD).transpose(1, 2)
+    # Here and not around the network: a block that is computed again in the backward pass has to choose the same.
+    with sdpa_kernel(KERNEL_ORDER, set_priority=True):
+        return functional.scaled_dot_product_attention(q_BHLD, k_BHLD, v_BHLD).transpose(1, 2)
+
+
+def takes_order(x: Tensor) -> bool:
+    """Whether `KERNEL_ORDER` is for attention over tensors such as `x`."""
+    return _HAS_ORDER and x.is_cuda and x.dtype in (torch.float16, torch.bfloat16)
 
 
 def rotate_and_attend(q_BLHD: Tensor, k_BLHD: Tensor, v_BLHD: Tensor, rope: RopeTable, attend: Attention) -> Tensor:

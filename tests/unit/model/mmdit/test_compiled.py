@@ -9,7 +9,7 @@ from torch import Tensor
 from osora_cli.config.models.flux import FluxConfig
 from osora_cli.model.build import build_model
 from osora_cli.model.latents import TextBundle, predict_velocity
-from osora_cli.model.mmdit import MMDiT
+from osora_cli.model.mmdit import MMDiT, attention
 from osora_cli.model.mmdit import compiled as module
 from osora_cli.model.mmdit.compiled import BlockCompiler, obstacle
 from osora_cli.model.mmdit.host_buffer import HostBuffer
@@ -98,3 +98,18 @@ def test_inductor_gives_the_numbers(dtype: torch.dtype) -> None:
     compiler.attach(net, 1)
     same(gradients(net), want, 1e-5 if dtype is torch.float32 else 0.03)
     assert len(compiler.graphs) == 2
+
+
+def test_the_order_of_attention_kernels_is_traced_and_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which kernel is taken is CUDA's matter; here the order itself goes through eager and compiled code."""
+    if not attention._HAS_ORDER:
+        pytest.skip("this torch has no order that it can trace")
+    q, k, v = (torch.randn(1, 5, 2, 8, requires_grad=True) for _ in range(3))
+    assert not attention.takes_order(v)
+    plain = attention.full_attention(q, k, v)
+    monkeypatch.setattr(attention, "takes_order", lambda x: True)
+    before = torch._C._get_sdp_priority_order()
+    compiled = torch.compile(attention.full_attention, backend="eager", fullgraph=True)
+    for attend in (attention.full_attention, compiled):
+        torch.testing.assert_close(attend(q, k, v), plain)
+        assert torch._C._get_sdp_priority_order() == before
