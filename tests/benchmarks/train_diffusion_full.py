@@ -167,12 +167,26 @@ def matrix_rate(device: torch.device, size: int, runs: int = 20) -> float:
     return 2 * size**3 / statistics.median(times[3:])
 
 
+def make_network(config: FluxConfig, device: torch.device) -> MMDiT:
+    """Random weights, drawn on the device: those of a seed are drawn on the host, which takes longer than all else."""
+    module = build_model(config, device="meta")
+    assert isinstance(module, MMDiT)
+    module.to_empty(device=device)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            if p.ndim > 1:
+                p.uniform_(-(p.shape[1] ** -0.5), p.shape[1] ** -0.5)
+            else:
+                p.fill_(float(name.endswith(".scale")))
+    return module
+
+
 def make_task(
     shape: Shape, config: FluxConfig, args: argparse.Namespace, compiler: BlockCompiler | None
 ) -> DiffusionTask:
     """The task of a training on batches of `make_batch`."""
-    module = build_model(config, seed=1)
-    assert isinstance(module, MMDiT)
+    module = make_network(config, pick_device("auto"))
     module.enable_grad_checkpoint(not args.keep_activations)
     if compiler is not None:
         compiler.attach(module, 1)
