@@ -90,6 +90,7 @@ def test_what_stands_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.sweep
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # by what inductor imports
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_inductor_gives_the_numbers(dtype: torch.dtype) -> None:
     net = model().to(dtype)
