@@ -225,7 +225,8 @@ def test_timestep_embedding_equals_golden(case: dict[str, Any], note_repaired: N
     assert got.dtype == dtype
     rounded = (t * 1000.0).double() != t.double() * 1000.0
     if dtype == torch.float32 or not rounded.any():
-        assert_close(meta, output, got)
+        # fp32's exp differs in its last digit from processor to processor, and so does a frequency times 1000 t.
+        assert_close(meta, output, got, slack=1000.0 * float(t.float().abs().max()) * 2.0**-24)
         return
 
     half = case["inputs"]["dim"] // 2
