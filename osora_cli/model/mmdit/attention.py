@@ -16,11 +16,11 @@ from osora_cli.model.mmdit.rope import RopeTable, apply_rope
 
 NORM_EPS = 1e-6
 
-# Kernels in half precision on a GPU, the first that takes the inputs. Torch's own order depends on its version and has
-# cuDNN's last in some, which is the one made for Hopper and later.
+# Kernels in half precision on a GPU, the first that takes the inputs. cuDNN's, made for Hopper and later, goes second
+# until it has been measured here: tests/benchmarks/train_diffusion_full.py --attention cudnn.
 KERNEL_ORDER = [
-    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
