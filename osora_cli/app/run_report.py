@@ -9,6 +9,7 @@ from typing import Any
 from osora_cli.app.observers import disc_advice
 from osora_cli.app.runs import read_info
 from osora_cli.checkpoint.layout import parse_folder_name
+from osora_cli.checkpoint.run_folders import told_of_runs
 from osora_cli.errors import UsageError
 from osora_cli.metrics.plateau import Trend
 from osora_cli.report.history import History, read_history
@@ -77,7 +78,8 @@ def report_run(run: Path, output: Path | None = None) -> ReportResult:
         what = (
             "does not exist" if not run.exists() else f"holds no {FILE_NAME}: it is no run, or has logged nothing yet"
         )
-        raise UsageError(f"`{run}` {what}", where="RUN", hint="name the folder that a training made, as in outputs/RUN")
+        hint = told_of_runs(run) or "name the folder that a training made, as in outputs/RUN"
+        raise UsageError(f"`{run}` {what}", where="RUN", hint=hint)
     history = read_history(run)
     if not history.updates and not history.evaluations:
         raise UsageError(f"`{run / FILE_NAME}` holds no record yet", where="RUN")

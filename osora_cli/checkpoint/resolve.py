@@ -9,6 +9,7 @@ from pathlib import Path
 
 from osora_cli.checkpoint import layout
 from osora_cli.checkpoint.findings import Level, Verdict
+from osora_cli.checkpoint.run_folders import told_of_runs
 from osora_cli.checkpoint.verify import is_checkpoint, newest_first, update_of, verify
 from osora_cli.errors import CheckpointError
 
@@ -76,7 +77,7 @@ def _checkpoints(path: Path, *, alone: bool) -> list[Path]:
     folders = layout.checkpoint_folders(path) if path.is_dir() else []
     if not folders and alone:
         what = "is no folder" if path.is_file() else f"has no `{layout.RUNNING_STATES}` and no checkpoints in it"
-        raise CheckpointError(f"`{path}` {what}", allowed="a checkpoint or a run")
+        raise CheckpointError(f"`{path}` {what}", allowed="a checkpoint or a run", hint=told_of_runs(path))
     return folders
 
 

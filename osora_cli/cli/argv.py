@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ HELP_WORDS = ("-h", "--help")
 _ANY_TRAINING = ("resume", "data check")
 # Commands that take another's config.
 _SAME_CONFIG = {"data cache": "train diffusion", "data latent-stats": "train diffusion"}
+# Options of `osora` itself that do something without a command.
+_OF_THE_SHELL = ("install-completion", "show-completion")
+_EMPTY_OPTION = re.compile(r"--[a-z-]+=")
 _ALIASES = {"from-pretrained": "model.from_pretrained"}
 
 
@@ -74,6 +78,8 @@ def plan_invocation(root: Any, words: Sequence[str]) -> Invocation:
         raise UsageError(f"`{program}` needs a command", allowed=", ".join(node.commands), hint=f"`{program} --help`")
     if not rest:
         return Invocation(root, "osora", ["--help"])
+    if not any(word.startswith("-") and word.lstrip("-").partition("=")[0] in _OF_THE_SHELL for word in rest):
+        raise UsageError("no command is given", allowed=", ".join(node.commands), hint="`osora --help`")
     return _command_invocation(node, names, rest)
 
 
@@ -128,6 +134,12 @@ def _command_invocation(node: Any, names: list[str], rest: list[str]) -> Invocat
         is_config=is_config,
         max_arguments=sum(_arity(param) for param in node.params),
     )
+    if any(word == "" or _EMPTY_OPTION.fullmatch(word) for word in folded.argv):
+        raise UsageError(
+            f"`{_program(names)}` is given an empty word",
+            allowed="a path or a name",
+            hint=f"`{_program(names)} --help`",
+        )
     return Invocation(node, _program(names), folded.argv, folded.overrides)
 
 

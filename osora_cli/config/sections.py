@@ -42,7 +42,9 @@ class DatasetConfig(Section):
 
     type: Literal["video_text"] = Field("video_text", description="a table of clips with captions")
     transform_name: Literal["resize_crop"] = Field("resize_crop", description="resize to cover, then crop the centre")
-    data_path: str | None = Field(None, description="the table, CSV or parquet, as `osora data meta` writes it")
+    data_path: str | None = Field(
+        None, min_length=1, description="the table, CSV or parquet, as `osora data meta` writes it"
+    )
     root: str | None = Field(None, description="folder that relative clip paths are tried in last")
     fps_max: Int = Field(
         16, ge=1, description="clips of a higher rate are thinned to at most this many frames a second"

@@ -103,8 +103,18 @@ def test_list_of_what_is_no_run(run: Path, home: Path, tmp_path: Path) -> None:
     assert "is a checkpoint" in finished.stderr
     (tmp_path / "empty").mkdir()
     finished = ckpt(home, "list", tmp_path / "empty")
-    assert finished.code == 0
-    assert "no checkpoint" in finished.stdout
+    assert finished.code == 4
+    assert "is no run" in finished.stderr
+
+
+def test_a_folder_of_runs_in_a_runs_place_names_the_newest(run: Path, home: Path) -> None:
+    outputs = run.parent
+    for argv, code in (
+        (["ckpt", "verify"], 4), (["ckpt", "list"], 4), (["ckpt", "prune"], 4), (["resume"], 4), (["report"], 2)
+    ):  # fmt: skip
+        finished = osora(*argv, str(outputs), cwd=home)
+        assert finished.code == code, finished.stderr
+        assert f"it holds 1 run: name `{run}`" in finished.stderr
 
 
 def test_export_of_the_ema_loads_into_the_network(run: Path, home: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from osora_cli.checkpoint import layout
 from osora_cli.checkpoint.findings import Report
 from osora_cli.checkpoint.retention import permanent
+from osora_cli.checkpoint.run_folders import looks_like_run, told_of_runs
 from osora_cli.checkpoint.verify import is_checkpoint, newest_first, verify
 from osora_cli.errors import CheckpointError, OsoraError
 
@@ -60,7 +61,7 @@ def list_run(run: Path | str) -> ListResult:
     """The checkpoints of a run.
 
     Raises:
-        CheckpointError: there is no such folder, or it is a checkpoint itself.
+        CheckpointError: there is no such folder, it is no run's, or it is a checkpoint itself.
     """
     run = Path(run)
     if not run.is_dir():
@@ -68,6 +69,8 @@ def list_run(run: Path | str) -> ListResult:
         raise CheckpointError(f"`{run}` {what}", allowed="a run's folder")
     if is_checkpoint(run):
         raise CheckpointError(f"`{run}` is a checkpoint", allowed="a run", hint=f"osora ckpt verify {run}")
+    if not looks_like_run(run):
+        raise CheckpointError(f"`{run}` is no run", allowed="a run's folder", hint=told_of_runs(run))
     reports = [verify(folder, "structure") for folder in layout.checkpoint_folders(run)]
     return ListResult(run, _latest(run), [_row(report, marks) for report, marks in _marked(run, reports)])
 

@@ -12,6 +12,7 @@ from osora_cli.checkpoint import layout
 from osora_cli.checkpoint.findings import Level, Report
 from osora_cli.checkpoint.leftovers import dispose, move_to_trash
 from osora_cli.checkpoint.retention import permanent
+from osora_cli.checkpoint.run_folders import told_of_runs
 from osora_cli.checkpoint.verify import is_checkpoint, newest_first, verify
 from osora_cli.errors import CheckpointError, RunError, UsageError
 
@@ -85,7 +86,7 @@ def prune(
     """
     run = Path(run)
     if not run.is_dir() or is_checkpoint(run) or not layout.checkpoint_folders(run):
-        raise CheckpointError(f"`{run}` is no run", allowed="the folder of a run")
+        raise CheckpointError(f"`{run}` is no run", allowed="the folder of a run", hint=told_of_runs(run))
     configured = kept_by_config(run)
     keep = configured[0] if keep_n_latest is None else keep_n_latest
     every = configured[1] if keep_every is None else keep_every

@@ -9,7 +9,7 @@ from typing import Any
 
 from osora_cli.app.ckpt.network import network_shapes
 from osora_cli.checkpoint.findings import Level, Report, RunReport, Verdict
-from osora_cli.checkpoint.layout import checkpoint_folders
+from osora_cli.checkpoint.run_folders import looks_like_run, told_of_runs
 from osora_cli.checkpoint.verify import is_checkpoint, verify, verify_run
 from osora_cli.errors import CheckpointError, UsageError
 
@@ -68,17 +68,15 @@ def verify_path(
 
     Raises:
         UsageError: quick and deep at once.
-        CheckpointError: the path does not exist.
+        CheckpointError: the path does not exist, or is a folder of runs.
     """
     if quick and deep:
         raise UsageError("`--quick` and `--deep` exclude each other", allowed="one of them, or neither")
     path = Path(path)
     level: Level = "structure" if quick else ("deep" if deep else "digest")
-    if path.is_dir() and not is_checkpoint(path) and (checkpoint_folders(path) or _looks_like_run(path)):
+    if not is_checkpoint(path) and looks_like_run(path):
         return VerifyResult(verify_run(path, level, progress=progress, networks=network_shapes), strict)
+    inside = told_of_runs(path)
+    if inside is not None and not is_checkpoint(path):
+        raise CheckpointError(f"`{path}` is neither a checkpoint nor a run", hint=inside)
     return VerifyResult(verify(path, level, progress=progress, networks=network_shapes), strict)
-
-
-def _looks_like_run(path: Path) -> bool:
-    """A run whose first checkpoint is still to come."""
-    return any((path / name).exists() for name in ("config.yaml", "config.txt", "metrics.jsonl"))

@@ -19,7 +19,7 @@ from osora_cli.data.check import REASONS, BucketReport, sampler_report
 from osora_cli.data.meta_output import check_output, write_csv_rows
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
-from osora_cli.errors import DataError, UsageError
+from osora_cli.errors import ConfigError, DataError, UsageError
 
 _CHUNK = 1 << 16
 _MOST = 10**9
@@ -144,7 +144,19 @@ def load_training_config(config: str | None, overrides: Sequence[Override] = ())
             if nearest is None or len(faults.faults) < len(nearest.faults):
                 nearest = faults
     assert nearest is not None, "a training command exists"
+    of = [] if config is None else [command for command in COMMANDS.values() if _is_config_of(command, config)]
+    if config is not None and of and not any(command.trains for command in of):
+        said = f"`{config}` is a config of `osora {of[0].name}`, and of no training"
+        raise ConfigError(said, where="CONFIG") from nearest
     raise nearest
+
+
+def _is_config_of(command: Command, config: str) -> bool:
+    try:
+        load_config(config, command.schema, (), default=command.default)
+    except ConfigError:
+        return False
+    return True
 
 
 def check_table(
