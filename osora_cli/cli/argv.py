@@ -20,8 +20,8 @@ HELP_WORDS = ("-h", "--help")
 _ANY_TRAINING = ("resume", "data check")
 # Commands that take another's config.
 _SAME_CONFIG = {"data cache": "train diffusion", "data latent-stats": "train diffusion"}
-# Options of `osora` itself that do something without a command.
-_OF_THE_SHELL = ("install-completion", "show-completion")
+# Options of every command, which ask for nothing by themselves.
+_EVERYWHERE = ("--json", "--quiet", "--debug")
 _EMPTY_OPTION = re.compile(r"--[a-z-]+=")
 _ALIASES = {"from-pretrained": "model.from_pretrained"}
 
@@ -78,7 +78,7 @@ def plan_invocation(root: Any, words: Sequence[str]) -> Invocation:
         raise UsageError(f"`{program}` needs a command", allowed=", ".join(node.commands), hint=f"`{program} --help`")
     if not rest:
         return Invocation(root, "osora", ["--help"])
-    if not any(word.startswith("-") and word.lstrip("-").partition("=")[0] in _OF_THE_SHELL for word in rest):
+    if all(word.partition("=")[0] in _EVERYWHERE or not word.startswith("-") for word in rest):
         raise UsageError("no command is given", allowed=", ".join(node.commands), hint="`osora --help`")
     return _command_invocation(node, names, rest)
 

@@ -415,7 +415,7 @@ def test_faults_of_a_config_in_json(osora: Any) -> None:
         (["--foo"], "`--foo` is not an option"),
         (["train", "vae", "--foo"], "`--foo` is not an option"),
         (["train", "vae", "a.yaml", "b.yaml"], "`b.yaml` is one argument too many"),
-        (["train", "vae", ""], "the config `` does not exist"),
+        (["train", "vae", ""], "`osora train vae` is given an empty word"),
         (["ckpt", "verify"], "missing argument 'PATH'"),
         (["weights", "fetch"], "missing argument 'NAME'"),
     ],
