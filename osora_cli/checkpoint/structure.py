@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -130,7 +131,8 @@ def check_files(i: Inspection) -> Iterator[Finding]:
     present = dict(i.files())
     root = i.path.resolve()
     for name, path in present.items():
-        if path.is_symlink() and not path.resolve().is_relative_to(root):
+        # realpath, since a link that leads to itself makes resolve() fail before Python 3.13.
+        if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(root):
             yield Finding(name, None, "is a link to a file outside of the folder")
     if i.manifest is None:
         return

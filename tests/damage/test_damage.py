@@ -116,6 +116,11 @@ def other_names(c: Path) -> None:
     (c / MODEL).write_bytes(raw + data[len(raw) :])
 
 
+def linked_to_itself(folder: Path) -> None:
+    (folder / MODEL).unlink()
+    (folder / MODEL).symlink_to(Path(MODEL).name)
+
+
 def linked_away(c: Path) -> None:
     target = c.parent / "elsewhere.safetensors"
     shutil.move(c / MODEL, target)
@@ -210,6 +215,7 @@ CASES = [
     Case("path outside of the folder", path_outside, "damaged", INDEX, "a path outside of its folder"),
     Case("tensor dropped from the index", dropped_from_index, "damaged", MODEL, "is not listed"),
     Case("tensor renamed in the header", other_names, "damaged", MODEL, "`model/model.safetensors.index.json` lists"),
+    Case("shard linked to itself", linked_to_itself, "incomplete", MODEL, "is missing"),
     Case("shard linked away", linked_away, "damaged", MODEL, "a link to a file outside"),
     Case("folder in place of a shard", made_a_folder, "damaged", MODEL, "no regular file"),
     Case("hole", with_hole, "damaged", OPTIM, "are all zeros"),
