@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from osora_cli.model.conv import has_bf16
 from osora_cli.model.perceptual_chunk import Layer, distance_and_gradient, distances
 from osora_cli.model.precision import autocast
 
@@ -197,7 +198,8 @@ class LPIPS(nn.Module):
     def _laid_out(self, x: Tensor) -> Tensor:
         """In the convolutions' dtype; on a GPU in the layout that tensor cores take without a transpose."""
         layout = torch.channels_last if x.is_cuda and x.dim() == 4 else torch.contiguous_format
-        return x.to(self.compute_dtype).contiguous(memory_format=layout)
+        slow = self.compute_dtype == torch.bfloat16 and x.device.type == "cpu" and not has_bf16()
+        return x.to(torch.float32 if slow else self.compute_dtype).contiguous(memory_format=layout)
 
     def _slices(self) -> list[list[Layer]]:
         """Weights of the convolutions as they are taken, cast once a call."""

@@ -65,7 +65,7 @@ class Conv3d(conv.Conv3d):
         if self.kernel_size == (1, 1, 1) and self.stride == (1, 1, 1):
             if self.groups > 1 and self.bias is None:
                 return grouped_pointwise(input, self.weight, self.groups)
-            if self.groups == 1:
+            if self.groups == 1 and not conv.in_fp32(input):
                 # A product of matrices where a pixel's channels lie side by side.
                 bias = self.bias if with_bias else None
                 y_BTHWC = F.linear(input.permute(0, 2, 3, 4, 1), self.weight.flatten(1), bias)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.grad import conv2d_weight
 
+from osora_cli.model.conv import in_fp32
 from osora_cli.model.dc_ae import kernels
 from osora_cli.model.precision import autocast, autocast_dtype
 
@@ -96,6 +97,10 @@ def depthwise_conv(x_BCTHW: Tensor, weight_C1KKK: Tensor, bias_C: Tensor | None)
         from osora_cli.model.dc_ae.kernels import depthwise
 
         return depthwise.depthwise_conv(x_BCTHW, weight_C1KKK, bias_C)
+    if in_fp32(x_BCTHW):
+        wide = (x_BCTHW.float(), weight_C1KKK.float(), None if bias_C is None else bias_C.float())
+        with autocast("cpu", enabled=False):
+            return _DepthwiseConv.apply(*wide).to(dtype)  # type: ignore[no-untyped-call]
     return _DepthwiseConv.apply(x_BCTHW, weight_C1KKK, bias_C)  # type: ignore[no-untyped-call]
 
 
