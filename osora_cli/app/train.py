@@ -33,7 +33,7 @@ from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport
 from osora_cli.trainer.feed import Feed
 from osora_cli.trainer.loop import LoopSettings, Outcome, Trainer
-from osora_cli.trainer.numerics import flush_subnormals, keep_freed_memory
+from osora_cli.trainer.numerics import keep_freed_memory, subnormals_flushed
 from osora_cli.trainer.rng import seed_everything, seed_rank
 from osora_cli.trainer.skips import skips_in
 from osora_cli.trainer.state import Progress
@@ -110,10 +110,10 @@ def train(
         return run(training, shared_plan(members, make_plan), members, quiet=quiet or json_mode)
 
 
+@subnormals_flushed()  # before torch has started its threads
 def run(training: Training, plan: RunPlan, members: Team, *, quiet: bool) -> TrainResult:
     """Train in the planned folder. The input has been checked."""
     config = training.config
-    flush_subnormals()  # before torch has started its threads
     share_data(training.sampler, members.ranks)
     reader = CheckpointReader(plan.start) if plan.start else None
     training.check_start(reader)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,14 +13,19 @@ import torch
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def flush_subnormals() -> None:
-    """Take numbers below 1.2e-38 for 0 on the CPU, in this thread and those it starts from now on.
+@contextmanager
+def subnormals_flushed() -> Iterator[None]:
+    """Inside, numbers below 1.2e-38 are 0 on the CPU, in this thread and those it starts.
 
     Moments of an optimizer and gradients of a trained network decay into that range, and there a processor takes many
     times as long for an operation. A loss does not feel the difference; a resume is exact, for it computes in the same
-    way.
+    way. Afterwards this thread computes as it is usual.
     """
     torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def keep_freed_memory() -> None:

@@ -16,7 +16,7 @@ import torch
 from osora_cli.config.load import load_config
 from osora_cli.config.schema import TrainVaeConfig
 from osora_cli.model.build import build_model
-from osora_cli.trainer.numerics import flush_subnormals, keep_freed_memory
+from osora_cli.trainer.numerics import keep_freed_memory, subnormals_flushed
 
 
 def give_back() -> None:
@@ -27,13 +27,13 @@ def give_back() -> None:
     libc.malloc_trim(0)
 
 
+@subnormals_flushed()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--updates", type=int, default=12, help="of each kind")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    flush_subnormals()
     config = load_config("demo/vae", TrainVaeConfig).config
     net = build_model(config.model)
     net.reset_parameters(0)

@@ -212,7 +212,8 @@ def test_with_a_real_model_a_step_is_its_velocity() -> None:
             timesteps=torch.ones(2), cond=torch.zeros(2, 12, 20),
         )  # fmt: skip
     torch.testing.assert_close(pack(got, 2), tokens.img - v, rtol=0, atol=1e-6)
-    assert torch.equal(got[0], got[1])
+    # Not bit-equal: how a matrix product is cut up may differ between the rows of a batch.
+    torch.testing.assert_close(got[0], got[1], rtol=0, atol=1e-6)
     guided = sample_latents(
         model, noise, text, text, SamplingSettings(num_steps=1, guidance=5.0), patch_size=2, cond_embed=True
     )
