@@ -1,4 +1,4 @@
-"""3-D patch discriminator with batch norm (models.md 4.1; Isola et al. 2017, section 3.2.2, in three dimensions).
+"""3-D patch discriminator with batch norm (Isola et al. 2017, section 3.2.2, in three dimensions).
 
 Shapes: B batch, C channels, T frames, H rows, W columns.
 """

@@ -1,4 +1,4 @@
-"""Time of the rectified flow: how it is shifted towards noise for large latents (algorithms.md 9.2).
+"""Time of the rectified flow: how it is shifted towards noise for large latents.
 
 Time 0 is data, 1 is noise. More pixels need more noise before nothing of a clip can be seen, so both training and
 sampling move their times by `t -> alpha * t / (1 + (alpha - 1) * t)` (Esser et al. 2024, arXiv:2403.03206, 5.3.2).

@@ -1,8 +1,8 @@
-"""The losses of autoencoder training, in fp32 (algorithms.md 8, 8.1, 8.2).
+"""The losses of autoencoder training, in fp32, after taming-transformers (Esser et al. 2021, arXiv:2012.09841).
 
 Shapes: B batch, C channels, T frames, H rows, W columns; N = B*T frames counted as images, M = C*H*W values a frame.
 
-The likelihood term is a sum over C, H and W and a mean over frames, as in the seed: values near 1e5 at 256 px are
+The likelihood term is a sum over C, H and W and a mean over frames, as in Open-Sora 2.0: values near 1e5 at 256 px are
 right. Beside each sum stands its mean per value, which can be compared between sizes.
 """
 
@@ -72,7 +72,7 @@ def vae_loss(
     posterior: Posterior | None = None,
     logvar: float = 0.0,
 ) -> VaeLoss:
-    """Loss of a reconstruction: L1 plus perceptual distance under a Laplace-like likelihood, plus KL (algorithms.md 8).
+    """Loss of a reconstruction: L1 plus perceptual distance under a Laplace-like likelihood, plus KL.
 
     Args:
         video: the clip [B, C, T, H, W], about [-1, 1].
@@ -118,10 +118,10 @@ def loss_factor(update: int, start: int, factor: float | None) -> float:
 
 
 def discriminator_loss(real: Tensor, fake: Tensor, kind: DiscriminatorLossType = "hinge") -> Tensor:
-    """Loss of the discriminator from its logits, of any shape, for real and reconstructed clips (algorithms.md 8.2).
+    """Loss of the discriminator from its logits, of any shape, for real and reconstructed clips.
 
     hinge: (mean relu(1 - real) + mean relu(1 + fake)) / 2; vanilla: (mean softplus(-real) + mean softplus(fake)) / 2;
-    wgan-gp: (mean fake - mean real) / 2, without a gradient penalty, as in the seed.
+    wgan-gp: (mean fake - mean real) / 2, without a gradient penalty, as in Open-Sora 2.0.
     """
     real, fake = real.float(), fake.float()
     if kind == "hinge":
@@ -139,9 +139,10 @@ def generator_loss(fake: Tensor) -> Tensor:
 
 
 def adaptive_weight(nll_norm: Tensor, generator_norm: Tensor, disc_weight: float) -> Tensor:
-    """Weight that brings the adversarial gradient at the last layer to the likelihood's size (algorithms.md 8.1).
+    """Weight that brings the adversarial gradient at the last layer to the likelihood's size.
 
-    clamp(nll_norm / (generator_norm + 1e-4), 0, 1e4) * disc_weight, from the two L2 norms, in fp32 and detached.
+    arXiv:2012.09841, equation 7: clamp(nll_norm / (generator_norm + 1e-4), 0, 1e4) * disc_weight, from the two
+    L2 norms, in fp32 and detached.
     """
     ratio = nll_norm.detach().float() / (generator_norm.detach().float() + 1e-4)
     return ratio.clamp(0, 1e4) * disc_weight
@@ -259,7 +260,7 @@ def vae_gan_loss(
     disc_factor: float | None = 1.0,
     agree: Callable[[Tensor], Tensor] | None = None,
 ) -> VaeGanLoss:
-    """`vae_loss` plus the adversarial term with its adaptive weight, in the cheap exact form of algorithms.md 8.1.
+    """`vae_loss` plus the adversarial term with its adaptive weight, in a form that is as exact and cheaper.
 
     With a and b the gradients of likelihood and adversarial loss at the reconstruction, the norms at the last layer
     are those of the convolution's weight-VJP of a and b, and one backward with a + weight * factor * b trains the

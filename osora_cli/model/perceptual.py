@@ -1,4 +1,4 @@
-"""LPIPS with VGG16: distance of frames as people see it (models.md 4.2; Zhang et al. 2018, "The Unreasonable
+"""LPIPS with VGG16: distance of frames as people see it (Zhang et al. 2018, "The Unreasonable
 Effectiveness of Deep Features as a Perceptual Metric", equation 1, with the network of Simonyan and Zisserman 2015).
 
 Shapes: N frames, C channels, H rows, W columns, L the five taps.

@@ -3,7 +3,7 @@
 Shapes: B batch, C latent channels, T latent frames, H rows, W columns; N tokens of F features; L text tokens of width
 D, P width of the pooled text vector.
 
-Rules: algorithms.md 9.2 (schedule and shift), 9.3 (Euler), 9.8 (guidance). Time runs from 1 (noise) to 0 (data).
+The order of guidance, shift and Euler steps is that of Open-Sora 2.0. Time runs from 1 (noise) to 0 (data).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """T5 and CLIP text encoders through transformers, the extra `text`, which is imported when one is loaded.
 
-As the released video weights were trained (models.md 5): texts are padded to a fixed length and no attention mask is
+As the released video weights were trained: texts are padded to a fixed length and no attention mask is
 passed, so that padding takes part in T5; CLIP is causal, so that its padding comes too late to matter.
 
 Shapes: B texts, L tokens, C channels.

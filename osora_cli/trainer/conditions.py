@@ -1,4 +1,4 @@
-"""Visual conditions: which frames of a clip the model is shown while it learns to make the rest (algorithms.md 9.5).
+"""Visual conditions: which frames of a clip the model is shown while it learns to make the rest.
 
 Kinds: `t2v` shows nothing, `i2v_head`, `i2v_tail` and `i2v_loop` the first frame, the last or both, `v2v_head` and
 `v2v_tail` the clip's first or last 32 frames, their `_easy` forms 64. A causal autoencoder has one more frame in each

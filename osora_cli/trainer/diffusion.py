@@ -1,4 +1,4 @@
-"""Training of the diffusion transformer: rectified flow over latents (algorithms.md 9).
+"""Training of the diffusion transformer: rectified flow over latents (Liu et al. 2022, arXiv:2209.03003).
 
 Latents, times and the loss are fp32; the model computes in its own dtype.
 

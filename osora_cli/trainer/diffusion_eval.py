@@ -274,7 +274,7 @@ class DiffusionEvaluator:
 def quantile_times(quantiles: int, alpha: float) -> Tensor:
     """Times in the middle of equal shares of those that training draws, ascending, fp32 `[quantiles]`.
 
-    Training draws the sigmoid of a standard normal, shifted by `alpha` (algorithms.md 9.2).
+    Training draws the sigmoid of a standard normal, shifted by `alpha`.
     """
     shares = (torch.arange(quantiles, dtype=torch.float64) + 0.5) / quantiles
     return shift_time(torch.sigmoid(torch.special.ndtri(shares)), alpha).float()

@@ -1,5 +1,4 @@
-"""A training step of rectified flow: where a sample stands, what is to be predicted, and the loss (algorithms.md 9.2,
-9.3).
+"""A training step of rectified flow: where a sample stands, what is to be predicted, and the loss.
 
 Liu et al. 2022 (arXiv:2209.03003). Time t runs from 0, data, to 1, noise. Nothing here draws: draws come in as
 arguments. Shapes: B batch, C channels, T frames, H rows, W columns of latents.

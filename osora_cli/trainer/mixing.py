@@ -1,4 +1,4 @@
-"""How much of each clip an autoencoder is trained on: the whole clip, stills, or a shorter clip (algorithms.md 8.3)."""
+"""How much of each clip an autoencoder is trained on: the whole clip, stills, or a shorter clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning rate as a function of the update's number (algorithms.md 8.4)."""
+"""Learning rate as a function of the update's number."""
 
 from __future__ import annotations
 

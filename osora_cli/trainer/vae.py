@@ -1,4 +1,4 @@
-"""Training of a video autoencoder: reconstruction, perceptual and KL loss (algorithms.md 8)."""
+"""Training of a video autoencoder: reconstruction, perceptual and KL loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training of a video autoencoder against a discriminator: the second stage (algorithms.md 8, 8.1, 8.2)."""
+"""Training of a video autoencoder against a discriminator: the second stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `discriminator` and those of the adversarial losses (models.md 4.1, 4.3)."""
+"""The section `discriminator` and those of the adversarial losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section `model` of an MMDiT, the diffusion transformer over latent tokens (models.md 2)."""
+"""The section `model` of an MMDiT, the diffusion transformer over latent tokens."""
 
 from __future__ import annotations
 

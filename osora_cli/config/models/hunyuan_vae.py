@@ -1,4 +1,4 @@
-"""The section `model` or `ae` of a HunyuanVideo VAE (models.md 3), and what follows from it without building it."""
+"""The section `model` or `ae` of a HunyuanVideo VAE, and what follows from it without building it."""
 
 from __future__ import annotations
 

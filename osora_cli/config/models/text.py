@@ -1,4 +1,4 @@
-"""The sections `t5` and `clip`: text embedders, whose output conditions the diffusion transformer (models.md 5)."""
+"""The sections `t5` and `clip`: text embedders, whose output conditions the diffusion transformer."""
 
 from __future__ import annotations
 

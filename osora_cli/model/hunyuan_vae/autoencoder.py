@@ -1,6 +1,6 @@
-"""The HunyuanVideo VAE: a causal 3-D autoencoder with a Gaussian posterior (models.md 3).
+"""The HunyuanVideo VAE: a causal 3-D autoencoder with a Gaussian posterior.
 
-Shapes: B batch, C channels, T frames, H rows, W columns.
+Kong et al. 2024 (arXiv:2412.03603, section 4.1). Shapes: B batch, C channels, T frames, H rows, W columns.
 """
 
 from __future__ import annotations

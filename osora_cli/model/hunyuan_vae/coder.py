@@ -1,4 +1,4 @@
-"""Encoder and decoder of the HunyuanVideo VAE (models.md 3.3).
+"""Encoder and decoder of the HunyuanVideo VAE.
 
 Shapes: B batch, C channels, T frames, H rows, W columns. Modules are declared in the order of the released keys,
 which is not the order they run in.

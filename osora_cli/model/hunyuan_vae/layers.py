@@ -1,4 +1,4 @@
-"""Layers of the HunyuanVideo VAE (models.md 3.2; Kong et al. 2024, arXiv:2412.03603, section 4.1).
+"""Layers of the HunyuanVideo VAE (Kong et al. 2024, arXiv:2412.03603, section 4.1).
 
 Shapes: B batch, C channels, T frames, H rows, W columns; S = H*W tokens a frame, N = T*S tokens.
 

@@ -1,4 +1,4 @@
-"""Diagonal Gaussian posterior of latents (models.md 3.4).
+"""Diagonal Gaussian posterior of latents (Kingma and Welling 2013, arXiv:1312.6114).
 
 Shapes: B batch, C latent channels, T latent frames, H rows, W columns.
 """

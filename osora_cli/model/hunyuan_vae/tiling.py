@@ -1,4 +1,4 @@
-"""Temporal tiles of a causal autoencoder (models.md 3.5): each begins with one frame that only sets it off.
+"""Temporal tiles of a causal autoencoder: each begins with one frame that only sets it off.
 
 Shapes: B batch, C channels, T frames, H rows, W columns. Spatial tiles are those of the Video DC-AE.
 """

@@ -1,4 +1,4 @@
-"""MMDiT, the diffusion transformer over video latents (models.md 2)."""
+"""MMDiT, the diffusion transformer over video latents (Esser et al. 2024, arXiv:2403.03206)."""
 
 from osora_cli.model.mmdit.model import MMDiT
 

@@ -39,7 +39,7 @@ class Attention(Protocol):
 
 
 def full_attention(q_BLHD: Tensor, k_BLHD: Tensor, v_BLHD: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(D)) v over all tokens, without a mask: text padding takes part (models.md 2.6).
+    """softmax(q k^T / sqrt(D)) v over all tokens, without a mask: text padding takes part.
 
     Returns:
         `[B, L, H, D]` in the dtype of `v_BLHD`.

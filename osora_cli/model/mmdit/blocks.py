@@ -84,7 +84,7 @@ class Block(nn.Module):
 
 
 class DoubleStreamBlock(Block):
-    """Text and image tokens with weights of their own, joined for attention only (models.md 2.7)."""
+    """Text and image tokens with weights of their own, joined for attention only."""
 
     def __init__(self, hidden_size: int, num_heads: int, mlp_dim: int, *, qkv_bias: bool, fused_qkv: bool) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class DoubleStreamBlock(Block):
 
 
 class SingleStreamBlock(Block):
-    """Attention and MLP side by side over the joined sequence, text first (models.md 2.7)."""
+    """Attention and MLP side by side over the joined sequence, text first."""
 
     def __init__(self, hidden_size: int, num_heads: int, mlp_dim: int, *, fused_qkv: bool) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
 """MMDiT weights from one layout to another: q, k and v fused or split, and the two rotary channel layouts.
 
-FLUX.1 is fused and interleaved, the released video weights are split and half (models.md 2.5, 2.8). Which of fused and
+FLUX.1 is fused and interleaved, the released video weights are split and half. Which of fused and
 split a file has shows in its keys. Its rotary layout does not show anywhere, and the wrong one loads without complaint
 into a model that is wrong by a few per cent, so it is always said by the caller.
 

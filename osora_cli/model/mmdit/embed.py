@@ -16,7 +16,7 @@ MAX_PERIOD = 10000.0
 
 
 def timestep_embedding(t_B: Tensor, dim: int) -> Tensor:
-    """Sinusoids of a scalar in [0, 1]: cos and sin of 1000 t * 10000^(-j / half), j = 0 .. half - 1 (models.md 2.4).
+    """Sinusoids of a scalar in [0, 1]: cos and sin of 1000 t * 10000^(-j / half), j = 0 .. half - 1.
 
     The product is taken in fp32 whatever the dtype of `t_B`: bfloat16 would round 1000 t to steps of 4 above 512.
 

@@ -1,4 +1,6 @@
-"""The MMDiT: a rectified-flow transformer over the tokens of a video latent and its text (models.md 2).
+"""The MMDiT: a rectified-flow transformer over the tokens of a video latent and its text.
+
+Esser et al. 2024 (arXiv:2403.03206), in the form of FLUX.1.
 
 Shapes: B batch, N image tokens, L text tokens, F features of an image token, C width of a text token, P width of the
 pooled text vector, E hidden width, A = 3 axes of a position.
@@ -64,7 +66,7 @@ class MMDiT(nn.Module):
     def reset_parameters(self, seed: int) -> None:
         """Every Linear uniform within 1 / sqrt(inputs), as PyTorch has it, norm scales 1, the condition embedding 0.
 
-        Nothing else starts at zero, neither modulations nor the last layer (models.md 2.10). Each tensor is drawn on
+        Nothing else starts at zero, neither modulations nor the last layer. Each tensor is drawn on
         the CPU in fp32 from a generator of its own, seeded by `seed` and the tensor's key: the values depend neither
         on the device nor on what else is drawn. Also gives values to a model whose storage was made after a meta build.
         """

@@ -17,7 +17,7 @@ from osora_cli.config.models.flux import NUM_AXES, Grid, patch_grid
 
 
 def pack(x_BCTHW: Tensor, patch_size: int) -> Tensor:
-    """Cut into p x p patches, one token each: `[B, C, T, H, W]` to `[B, N, F]` (models.md 2.3).
+    """Cut into p x p patches, one token each: `[B, C, T, H, W]` to `[B, N, F]`.
 
     Raises:
         ConfigError: rows or columns are no multiple of the patch.
@@ -39,7 +39,7 @@ def unpack(x_BNF: Tensor, grid: Grid, patch_size: int) -> Tensor:
 
 
 def pack_condition(mask_B1THW: Tensor, latent_BCTHW: Tensor, patch_size: int) -> Tensor:
-    """Tokens of a visual condition: the mask, then the masked latent: `[B, N, (1 + C) * p * p]` (models.md 2.3).
+    """Tokens of a visual condition: the mask, then the masked latent: `[B, N, (1 + C) * p * p]`.
 
     Args:
         mask_B1THW: 1 where the latent is given, 0 where it is to be made.

@@ -36,7 +36,9 @@ class RopeTable:
 
 
 def rope_table(ids_BLA: Tensor, axes_dim: Sequence[int], theta: float, *, interleaved: bool) -> RopeTable:
-    """Angles of axis n with D_n channels: id_n * theta^(-2k / D_n) for k = 0 .. D_n / 2 - 1 (models.md 2.5).
+    """Angles of axis n with D_n channels: id_n * theta^(-2k / D_n) for k = 0 .. D_n / 2 - 1.
+
+    Su et al. 2021 (arXiv:2104.09864).
 
     Args:
         ids_BLA: position ids `[B, L, A]`, integers or fp32; half precision is exact only up to 256.

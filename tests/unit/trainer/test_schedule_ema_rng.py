@@ -36,7 +36,7 @@ def test_schedule_state_is_plain_and_complete() -> None:
 
 @pytest.mark.parametrize(("decay", "want"), [(0.99, 1.49999), (0.999, 1.43242), (0.9999, 1.09054)])
 def test_average_moves_at_any_decay(decay: float, want: float) -> None:
-    """algorithms.md 8.4: kept in bf16 these stay at 1."""
+    """Kept in bf16 these stay at 1."""
     master = torch.ones(3)
     ema = Ema([TensorShard.whole("w", master)], decay)
     master.fill_(1.5)

@@ -21,7 +21,7 @@ from osora_cli.model.mmdit import MMDiT
 
 CPU = torch.device("cpu")
 RELEASED = {"fused_qkv": False, "use_liger_rope": True}
-# FLUX.1-dev's names for what differs from the video model (models.md 2.8).
+# FLUX.1-dev's names for what differs from the video model.
 FLUX_NAMES = (
     r"(img|txt|cond)_in|(time|vector|guidance)_in\.(in|out)_layer|double_blocks\.\d+\.(img|txt)_(mod\.lin|attn\.qkv|"
     r"attn\.proj|mlp\.[02])|single_blocks\.\d+\.(linear1|linear2|modulation\.lin)|final_layer\.(linear|adaLN_modulation\.1)"
