@@ -87,9 +87,12 @@ def digest_cost(folder: Path, nbytes: int, rounds: int) -> None:
     buffers = [memoryview(bytearray(os.urandom(1 << 20) * (PIECE >> 20))) for _ in range(default_threads())]
     plain, with_digest = [], []
     staged_write(folder / "file", nbytes, buffers, True)
-    for _ in range(rounds):  # by turns, since disks change their pace
-        plain.append(staged_write(folder / "file", nbytes, buffers, False))
-        with_digest.append(staged_write(folder / "file", nbytes, buffers, True))
+    for number in range(rounds):  # by turns and in turned order, since disks change their pace
+        for digest in (number % 2 == 0, number % 2 == 1):
+            (with_digest if digest else plain).append(staged_write(folder / "file", nbytes, buffers, digest))
+    print(
+        "  seconds, plain/digested  " + ", ".join(f"{a:.2f}/{b:.2f}" for a, b in zip(plain, with_digest, strict=True))
+    )
     a, b = statistics.median(plain), statistics.median(with_digest)
     print(f"write + fdatasync   {nbytes / 1e9 / a:6.2f} GB/s without digests, {nbytes / 1e9 / b:6.2f} GB/s with")
     print(f"  digests cost      {b / a - 1:+.1%} of the time (goal: < 10 %); spread {max(plain) / min(plain):.2f}x")
