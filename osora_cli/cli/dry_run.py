@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from osora_cli.app.dry_run.estimate import KINDS
-from osora_cli.cli.results import duration, table
+from osora_cli.cli.results import duration, size, table
 
 _GIB = 2**30
 
@@ -20,8 +20,9 @@ def dry_run_lines(result: Mapping[str, Any]) -> list[str]:
         for network in result["networks"]
     ]
     where = "a GPU" if result["ranks"] == 1 else f"each of {result['ranks']} GPUs"
-    held = [(label, f"{memory[key] / _GIB:7.2f} GiB") for key, label in KINDS.items() if memory[key]]
-    total = f"{memory['total'] / _GIB:7.2f} GiB"
+    unit, name = (_GIB, "GiB") if memory["total"] >= _GIB else (2**20, "MiB")  # as GPUs are sold; one for all rows
+    held = [(label, f"{memory[key] / unit:8.2f} {name}") for key, label in KINDS.items() if memory[key]]
+    total = f"{memory['total'] / unit:8.2f} {name}"
     if result["gpu_bytes"]:
         total += f" of {result['gpu_bytes'] / _GIB:.1f}"
     lines = [
@@ -31,17 +32,15 @@ def dry_run_lines(result: Mapping[str, Any]) -> list[str]:
         *(f"  {line}" for line in table([*held, ("in all", total)])),
     ]
     if memory["save_buffers"]:
-        lines.append(
-            f"  and {memory['save_buffers'] / _GIB:.2f} GiB of the host's memory while a checkpoint is written"
-        )
+        lines.append(f"  and {size(memory['save_buffers'])} of the host's memory while a checkpoint is written")
     return [*lines, "", *table(_plan(result, saves)), *(f"warning: {text}" for text in result["warnings"])]
 
 
 def _plan(result: Mapping[str, Any], saves: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    each = f"{saves['bytes_each'] / _GIB:.2f} GiB each"
+    each = f"{size(saves['bytes_each'])} each"
     if saves["seconds_each"] is not None:
         each += f", durable after about {duration(saves['seconds_each'])}"
-    room = f"up to {saves['bytes_at_most'] / _GIB:.1f} GiB, {saves['free_bytes'] / _GIB:.1f} GiB are free"
+    room = f"up to {size(saves['bytes_at_most'])}, {size(saves['free_bytes'])} are free"
     return [
         ("updates", f"{result['updates']:,}, {result['batches_per_epoch']:,} batches an epoch and rank"),
         ("checkpoints", f"{saves['count']:,}, of which {saves['kept']:,} stay; {each}"),

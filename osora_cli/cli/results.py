@@ -25,6 +25,14 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes_left:02d} min" if hours else f"{minutes} min {rest:02d} s"
 
 
+def size(count: int) -> str:
+    """`12.9 GB`, `3.4 MB`: in powers of ten."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count} bytes"
+
+
 def train_lines(result: Mapping[str, Any]) -> list[str]:
     """How a training ended."""
     loss = result.get("last_loss")

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from osora_cli.cli.results import duration, table
-
-
-def size(count: int) -> str:
-    """`12.9 GB`, `3.4 MB`: in powers of ten."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= factor:
-            return f"{count / factor:.1f} {unit}"
-    return f"{count} bytes"
+from osora_cli.cli.results import duration, size, table
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
