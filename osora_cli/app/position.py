@@ -6,6 +6,7 @@ from osora_cli.checkpoint.reader import CheckpointReader
 from osora_cli.config.schema import TrainConfig
 from osora_cli.data.sampler import BucketSampler, Position
 from osora_cli.errors import UsageError
+from osora_cli.words import counted
 
 
 def start_position(config: TrainConfig, sampler: BucketSampler, reader: CheckpointReader | None) -> Position:
@@ -42,5 +43,5 @@ def _told_position(config: TrainConfig, sampler: BucketSampler, reader: Checkpoi
         raise UsageError(f"`start_epoch` is `{epoch}`, and the run has {config.epochs} epochs, counted from 0")
     steps = len(sampler.epoch_batches(epoch))
     if step > steps:
-        raise UsageError(f"`start_step` is `{step}`, and epoch {epoch} has {steps} batches")
+        raise UsageError(f"`start_step` is `{step}`, and epoch {epoch} has {counted(steps, 'batch', 'batches')}")
     return Position(epoch, step * sampler.num_replicas)

@@ -7,6 +7,7 @@ from typing import Any
 
 from osora_cli.app.dry_run.estimate import KINDS
 from osora_cli.cli.results import duration, size, table
+from osora_cli.words import counted
 
 _GIB = 2**30
 
@@ -42,7 +43,10 @@ def _plan(result: Mapping[str, Any], saves: Mapping[str, Any]) -> list[tuple[str
         each += f", durable after about {duration(saves['seconds_each'])}"
     room = f"up to {size(saves['bytes_at_most'])}, {size(saves['free_bytes'])} are free"
     return [
-        ("updates", f"{result['updates']:,}, {result['batches_per_epoch']:,} batches an epoch and rank"),
+        (
+            "updates",
+            f"{result['updates']:,}, {counted(result['batches_per_epoch'], 'batch', 'batches')} an epoch and rank",
+        ),
         ("checkpoints", f"{saves['count']:,}, of which {saves['kept']:,} stay; {each}"),
         ("disk", room),
     ]

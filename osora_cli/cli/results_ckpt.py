@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from osora_cli.cli.results import duration, size, table
+from osora_cli.words import counted
 
 
 def _columns(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -35,7 +36,7 @@ def list_lines(result: Mapping[str, Any]) -> list[str]:
     ]
     lines = _columns(("checkpoint", "structure", "size", "saved (UTC)", "ranks", "writer", "parts", ""), rows)
     lines += [f"{row['name']}: {row['reason']}" for row in checkpoints if row["reason"]]
-    return [*lines, f"{len(checkpoints)} checkpoints, {size(result['bytes'])}"]
+    return [*lines, f"{counted(len(checkpoints), 'checkpoint')}, {size(result['bytes'])}"]
 
 
 def export_lines(result: Mapping[str, Any]) -> list[str]:
@@ -44,7 +45,7 @@ def export_lines(result: Mapping[str, Any]) -> list[str]:
     return table(
         [
             ("checkpoint", f"{result['checkpoint']} ({result['verdict']})"),
-            ("weights", f"{result['weights']}{dtype}, {result['tensors']} tensors"),
+            ("weights", f"{result['weights']}{dtype}, {counted(result['tensors'], 'tensor')}"),
             ("output", result["output"]),
             ("files", len(result["files"]) if len(result["files"]) > 1 else None),
             ("size", size(result["bytes"])),
@@ -64,7 +65,9 @@ def prune_lines(result: Mapping[str, Any]) -> list[str]:
         [(row["name"], done[row["action"]], size(row["bytes"]), row["why"]) for row in result["checkpoints"]],
     )
     what = "removed" if result["done"] else "would remove"
-    lines.append(f"{what} {len(removed)} of {len(result['checkpoints'])} checkpoints, {size(result['bytes'])}")
+    lines.append(
+        f"{what} {len(removed)} of {counted(len(result['checkpoints']), 'checkpoint')}, {size(result['bytes'])}"
+    )
     if removed and not result["done"]:
         lines.append("nothing was done yet: add `--yes`")
     return lines

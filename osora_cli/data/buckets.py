@@ -19,6 +19,7 @@ from osora_cli.data.aspect import Resolution, closest_ratios, resolve_resolution
 from osora_cli.data.fps import frame_intervals
 from osora_cli.data.seeded_uniform import SeededUniform
 from osora_cli.errors import ConfigError
+from osora_cli.words import counted
 
 # A clip must have at least this share of a resolution's pixels.
 MIN_AREA = 0.8
@@ -94,10 +95,6 @@ def _check_entry(where: str, frames: Any, entry: Any) -> tuple[Probability, int]
     if pair:
         return (float(values[0]), float(values[1])), batch_size
     return float(values[0]), batch_size
-
-
-def _frames(count: int) -> str:
-    return "1 frame" if count == 1 else f"{count} frames"
 
 
 class BucketTable:
@@ -229,9 +226,9 @@ class BucketTable:
         """One clip's way past the buckets in words: its frames, how many are used, and what each resolution asks."""
         interval = int(frame_intervals(np.array([fps], dtype=np.float64), fps_max)[0])
         used = num_frames // interval
-        facts = _frames(num_frames)
+        facts = counted(num_frames, "frame")
         if interval > 1:
-            facts += f" at {fps:g} fps, used every {interval} frames (fps_max {fps_max:g}): {_frames(used)}"
+            facts += f" at {fps:g} fps, used every {interval} frames (fps_max {fps_max:g}): {counted(used, 'frame')}"
         facts += f", {width}x{height}"
         return "; ".join([facts, *(self._explain_level(level, used, height * width) for level in self._levels)])
 
@@ -245,7 +242,7 @@ class BucketTable:
         if shortest is None:
             return f"`{level.name}` takes single frames only"
         if used < shortest:
-            return f"`{level.name}` needs {_frames(shortest)}, it has {used}"
+            return f"`{level.name}` needs {counted(shortest, 'frame')}, it has {used}"
         return f"`{level.name}` draws by probability"
 
 

@@ -14,6 +14,7 @@ from osora_cli.data.plan import EpochOrder
 from osora_cli.data.sampler import BucketSampler
 from osora_cli.data.table import ClipTable
 from osora_cli.errors import DataError
+from osora_cli.words import counted
 
 _SHOWN = 5
 _MEGA = 1e6
@@ -84,9 +85,9 @@ class BucketReport:
 
     def summary(self) -> str:
         """The counts in one line."""
-        parts = [f"{self.num_clips} clips, {self.num_clips - int((self.reasons > 0).sum())} in buckets"]
+        parts = [f"{counted(self.num_clips, 'clip')}, {self.num_clips - int((self.reasons > 0).sum())} in buckets"]
         parts += [f"{count} left out: {REASONS[reason]}" for reason, count in self.left_out.items()]
-        parts.append(f"{self.micro_batches} batches, {self.steps} for each of {self.num_replicas} ranks")
+        parts.append(f"{counted(self.micro_batches, 'batch', 'batches')}{self._each()}")
         return "; ".join(parts)
 
     def lines(self) -> list[str]:
@@ -116,15 +117,17 @@ class BucketReport:
 
     def _totals(self) -> list[str]:
         used = self.num_clips - int((self.reasons > 0).sum())
-        ranks = f", {self.steps} for each of {self.num_replicas} ranks" if self.num_replicas > 1 else ""
-        clips = f"{used} of {self.num_clips} clips in buckets"
-        lines = [f"epoch {self.epoch}: {clips}, {self.micro_batches} batches{ranks}"]
+        clips = f"{used} of {counted(self.num_clips, 'clip')} in buckets"
+        lines = [f"epoch {self.epoch}: {clips}, {counted(self.micro_batches, 'batch', 'batches')}{self._each()}"]
         if self.num_replicas > 1 and self.steps:
             lines.append(f"ranks are busy {self.rank_balance:.1%} of the time, then wait for a step's dearest batch")
         idle = self._without_batches()
         if idle:
             lines.append(f"no batch from: {', '.join(idle)}")
         return [*lines, *(f"left out: {count}: {REASONS[reason]}" for reason, count in self.left_out.items())]
+
+    def _each(self) -> str:
+        return f", {self.steps} for each of {self.num_replicas} ranks" if self.num_replicas > 1 else ""
 
     def _without_batches(self) -> list[str]:
         """Lengths of the config, over all ratios, that give no batch this epoch: they are passed over."""
@@ -135,7 +138,7 @@ class BucketReport:
             clips[key] += count.clips
             batches[key] += count.micro_batches
         return [
-            f"{name} x {frames} frames ({number} clips)"
+            f"{name} x {counted(frames, 'frame')} ({counted(number, 'clip')})"
             for (name, frames), number in clips.items()
             if not batches[(name, frames)]
         ]
@@ -153,8 +156,9 @@ class BucketReport:
 
     def _short_of(self, count: BucketCount) -> str:
         b = count.bucket
-        shape = f"`{b.resolution}` {b.frames} frames {b.width}x{b.height}"
-        return f"bucket {shape}: {count.clips} clips, batch size {b.batch_size}, {count.micro_batches} batches"
+        shape = f"`{b.resolution}` {counted(b.frames, 'frame')} {b.width}x{b.height}"
+        given = counted(count.micro_batches, "batch", "batches")
+        return f"bucket {shape}: {counted(count.clips, 'clip')}, batch size {b.batch_size}, {given}"
 
     def _cures(self) -> list[str]:
         cures = []

@@ -16,6 +16,7 @@ from osora_cli.data.media_types import STILL_EXTENSIONS, VIDEO_EXTENSIONS, is_st
 from osora_cli.data.prober import Facts
 from osora_cli.data.text_table import COLUMNS, TextTable, number_of, read_text_table, shown, text_column
 from osora_cli.errors import DataError
+from osora_cli.words import counted
 
 FILLED = ("num_frames", "height", "width", "aspect_ratio", "resolution", "fps")
 _WHOLE = frozenset({"num_frames", "height", "width", "resolution"})
@@ -130,7 +131,9 @@ def load_meta_table(source: Path, output: Path, root: Path | None) -> MetaTable:
     )
     empty = next((row for row, path in enumerate(table.path) if not path), None)
     if empty is not None:
-        raise DataError(f"{table.path.count('')} rows have an empty `path`", where=raw.where(empty))
+        raise DataError(
+            f"{counted(table.path.count(''), 'row has', 'rows have')} an empty `path`", where=raw.where(empty)
+        )
     if "text" not in raw.names:
         table.notes.append(f"table `{source}` has no column `text`: captions are left empty{_captions(raw.names)}")
     _count_replaced(raw, table)

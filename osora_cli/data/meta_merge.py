@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from osora_cli.data.meta import FILLED, MetaTable, column_texts, measured_texts, raw_texts
 from osora_cli.data.text_table import TextTable, read_text_table, shown, text_column
 from osora_cli.errors import DataError
+from osora_cli.words import counted
 
 
 def merge_table(table: MetaTable, source: Path) -> None:
@@ -122,4 +123,6 @@ def _joined(table: MetaTable, name: str, own: pa.Array, given: pa.Array) -> pa.A
 
 def _note_other_values(table: MetaTable, name: str, count: int) -> None:
     if count:
-        table.notes.append(f"`{name}` of {count} rows has another value in the merged table; the table's own is kept")
+        table.notes.append(
+            f"`{name}` of {counted(count, 'row')} has another value in the merged table; the table's own is kept"
+        )

@@ -20,6 +20,7 @@ from osora_cli.data.stored_text import LARGE_GROUP, TEXT_COLUMNS, StoredColumn, 
 from osora_cli.data.text_table import COLUMNS as COLUMNS
 from osora_cli.data.text_table import PARQUET, TextTable, number_of, read_text_table, shown, text_column
 from osora_cli.errors import DataError
+from osora_cli.words import counted
 
 SCORE_COLUMN = "score_vmafmotion"
 _WHOLE = ("num_frames", "height", "width")
@@ -234,7 +235,7 @@ def _check_paths(raw: TextTable, column: Strings) -> None:
         count += empty.size
         seen += len(chunk)
     if count:
-        raise DataError(f"{count} rows have an empty `path`", where=raw.where(first_row))
+        raise DataError(f"{counted(count, 'row has', 'rows have')} an empty `path`", where=raw.where(first_row))
 
 
 def _check_columns(raw: TextTable, elsewhere: Sequence[str] = ()) -> None:

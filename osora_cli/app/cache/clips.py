@@ -19,6 +19,7 @@ from osora_cli.data.table import ClipTable
 from osora_cli.errors import DataError, OsoraError
 from osora_cli.model.latents import FrozenParts, TextBundle
 from osora_cli.trainer.conditions import LatentRules, encoded_parts, possible_kinds
+from osora_cli.words import counted
 
 LATENTS, TEXTS = "latents", "text"
 UNREADABLE = "unreadable-"
@@ -157,7 +158,7 @@ class ClipCache:
                 f"`{self.table.path_of(row)}` (row {row}, {s.frames} frames of {s.width}x{s.height}, window {window})"
                 for row, s in missing[:_SHOWN]
             )
-            raise self._missing(f"{len(missing)} clips", named, len(missing), bool(self.latents.entries))
+            raise self._missing(counted(len(missing), "clip"), named, len(missing), bool(self.latents.entries))
 
     def _missing(self, what: str, named: str, count: int, anything: bool) -> OsoraError:
         more = f" and {count - _SHOWN} more" if count > _SHOWN else ""

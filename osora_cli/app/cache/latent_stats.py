@@ -28,6 +28,7 @@ from osora_cli.data.transforms import normalize
 from osora_cli.errors import DataError, SetupError, UsageError
 from osora_cli.model.latents import Autoencoder, encode_latents
 from osora_cli.tensors import DTYPES
+from osora_cli.words import counted
 
 SCHEMA_VERSION = 1
 
@@ -162,7 +163,7 @@ def latent_stats(
         if progress is not None:
             progress(done, len(chosen))
     if not moments.count:
-        raise DataError(f"none of {len(chosen)} clips can be read: {unreadable[0][0]}: {unreadable[0][1]}")
+        raise DataError(f"none of {counted(len(chosen), 'clip')} can be read: {unreadable[0][0]}: {unreadable[0][1]}")
     factors, present = _factors(resolved.config.ae, moments)
     found = LatentStats(len(chosen) - len(unreadable), frames, moments, factors, present, unreadable, notes)
     if write is not None:

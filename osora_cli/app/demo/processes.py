@@ -15,6 +15,7 @@ from typing import Any
 from osora_cli.app.ckpt.verify import verify_path
 from osora_cli.checkpoint.layout import STAGING_PREFIX, checkpoint_folders
 from osora_cli.errors import RunError
+from osora_cli.words import counted
 
 
 def start(arguments: Sequence[str], *, quiet: bool) -> subprocess.Popen[bytes]:
@@ -75,7 +76,7 @@ def verify(runs: Sequence[Path]) -> str:
             raise RunError("a checkpoint of the run does not verify", hint=f"osora ckpt verify {run}")
         count += len(checkpoint_folders(run))
         verdicts.add(str(report.verdict))
-    return f"{count} checkpoints, every byte against its digest: {', '.join(sorted(verdicts))}"
+    return f"{counted(count, 'checkpoint')}, every byte against its digest: {', '.join(sorted(verdicts))}"
 
 
 def _wait_for_save(child: subprocess.Popen[bytes], run: Path) -> str:

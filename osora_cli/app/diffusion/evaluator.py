@@ -19,6 +19,7 @@ from osora_cli.model.sampling import SamplingSettings
 from osora_cli.trainer.conditions import LatentRules
 from osora_cli.trainer.diffusion_eval import DiffusionEvalSettings, DiffusionEvaluator, EvalClip
 from osora_cli.trainer.saving import RunState
+from osora_cli.words import counted
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def check_diffusion_eval(config: TrainDiffusionConfig, training_table: ClipTable
     own = "clips that are trained on as well: name held-out ones with `--eval.table`"
     where = "held-out clips" if drawn.held_out else own
     notes.append(
-        f"every {config.eval_every} updates the flow loss of {len(clips)} windows of {drawn.frames} frames, and "
-        f"{min(config.eval.pictures, len(clips))} samples of {config.sampling_option.num_steps} steps; {where}"
+        f"every {config.eval_every} updates the flow loss of {counted(len(clips), 'window')} of {drawn.frames} frames, "
+        f"and {min(config.eval.pictures, len(clips))} samples of {config.sampling_option.num_steps} steps; {where}"
     )
     return DiffusionEvalInput(clips, captions, rates, notes)
 

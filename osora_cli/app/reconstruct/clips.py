@@ -23,6 +23,7 @@ from osora_cli.data.media import STILL_EXTENSIONS, VIDEO_EXTENSIONS, MediaError,
 from osora_cli.data.table import ClipTable
 from osora_cli.data.transforms import resize_crop_image, resize_crop_uint8
 from osora_cli.errors import ConfigError, DataError, OsoraError
+from osora_cli.words import counted
 
 _NAME_LENGTH = 100  # characters: leaves room for endings where a file system allows 255 bytes of UTF-8
 _MEDIA = STILL_EXTENSIONS | VIDEO_EXTENSIONS
@@ -261,8 +262,9 @@ def none_usable(left_out: Sequence[LeftOut], source: str) -> DataError:
     """No clip could be used: the first few, and why."""
     shown = "; ".join(f"`{clip.path}` (row {clip.row}): {clip.reason}" for clip in left_out[:5])
     more = f"; and {len(left_out) - 5} more" if len(left_out) > 5 else ""
+    none = f"none of {counted(len(left_out), 'clip')} can be reconstructed: {shown}{more}"
     return DataError(
-        f"none of {len(left_out)} clips can be reconstructed: {shown}{more}" if left_out else "there is no clip",
+        none if left_out else "there is no clip",
         where=source,
         hint="`osora data meta` over the table tells which files can be read; "
         "an empty `bucket_config` takes every clip whole, as it is",

@@ -27,6 +27,7 @@ from osora_cli.model.perceptual import LPIPS, MIN_SIZE
 from osora_cli.trainer import rng
 from osora_cli.trainer.evaluation import Evaluation, evaluation_mode
 from osora_cli.trainer.saving import RunState
+from osora_cli.words import counted
 
 PICTURE = "clips"
 DATA_RANGE = 1.0
@@ -61,7 +62,8 @@ def check_eval_input(config: TrainVaeConfig, training_table: ClipTable) -> EvalI
     own = f"{plural} trained on as well: name held-out ones with `--eval.table`"
     whose = f"held-out {plural}" if drawn.held_out else own
     notes.append(
-        f"scored every {config.eval_every} updates on {len(clips)} windows of {drawn.frames} frames, {files} {whose}"
+        f"scored every {config.eval_every} updates on {counted(len(clips), 'window')} of {drawn.frames} frames, "
+        f"{files} {whose}"
     )
     large = min(min(clip.size) for clip in clips) >= MIN_SIZE
     return EvalInput(clips, _find_lpips(config.eval.lpips, notes) if large else None, notes)

@@ -158,7 +158,7 @@ def test_the_table_that_opens_a_log(tmp_path: Path) -> None:
     assert alone[3] == "epoch 0: 12 of 14 clips in buckets, 5 batches"
     assert len(alone) == 5
     idle = _report(table, {"256px": {65: (1.0, 8), 17: (1.0, 2), 1: (1.0, 1)}}).lines()
-    assert idle[-2] == "no batch from: 256px x 65 frames (7 clips), 256px x 1 frames (0 clips)"
+    assert idle[-2] == "no batch from: 256px x 65 frames (7 clips), 256px x 1 frame (0 clips)"
     empty = _report(table, {"1999px": {5: (1.0, 1)}}).lines()
     assert empty[0] == "no bucket has clips"
 

@@ -288,7 +288,7 @@ def test_input_that_is_none(tmp_path: Path) -> None:
         "folder": "no video and no still in folder",
         "bare.csv": "a header and no rows",
         "other.csv": r"has no column `path` \(it has: `video`, `text`\)",
-        "blank.csv": "1 rows have an empty `path`",
+        "blank.csv": "1 row has an empty `path`",
     }
     for name, message in messages.items():
         with pytest.raises(DataError, match=message):

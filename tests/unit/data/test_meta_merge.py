@@ -56,7 +56,7 @@ def test_scores_come_behind_and_nothing_is_doubled_or_dropped(clips: Path, tmp_p
     assert [row["num_frames"] for row in rows] == ["4", "4", "4"]
     assert result.notes == (
         f"`{scores}` is merged into 2 of 3 rows; 1 of its paths are no clip of the table (first: `away.mp4`)",
-        "`text` of 1 rows has another value in the merged table; the table's own is kept",
+        "`text` of 1 row has another value in the merged table; the table's own is kept",
     )
     scored = ClipTable.load(output).score_vmafmotion
     assert scored is not None
@@ -74,7 +74,7 @@ def test_several_tables_one_after_the_other_and_gaps_are_filled(clips: Path, tmp
     output = tmp_path / "out.csv"
     result = make_meta(clips, output, merge=[first, second])
     assert [(row["aes"], row["flow"]) for row in read(output)] == [("1", "7"), ("3", "8"), ("", "")]
-    assert "`aes` of 1 rows has another value" in result.notes[-1]
+    assert "`aes` of 1 row has another value" in result.notes[-1]
 
 
 @pytest.mark.parametrize("written", ["{top}/{name}", "../{name}", "./{name}"])

@@ -149,7 +149,7 @@ def test_empty_paths_and_rates_are_found_on_disk_too(tmp_path: Path) -> None:
     rows[8]["path"] = ""
     path = tmp_path / "t.parquet"
     pq.write_table(_arrow(rows), path, row_group_size=5)
-    with pytest.raises(DataError, match="1 rows have an empty `path`") as caught:
+    with pytest.raises(DataError, match="1 row has an empty `path`") as caught:
         ClipTable.load(path, memory_efficient=True)
     assert caught.value.where == f"{path}, row 8 (the first is row 0)"
     rows = _rows(12)

@@ -174,7 +174,7 @@ def test_a_clip_that_changed_is_made_again_and_named_until_then(table: Path, tmp
     config = cached(own, cache_dir=str(tmp_path / "cache"))
     make_cache(config)
     make_clip(own.parent / "clip2.mp4", frames=8, first=3000)
-    with pytest.raises(DataError, match=r"lacks 1 clips: `clip2\.mp4`"):
+    with pytest.raises(DataError, match=r"lacks 1 clip: `clip2\.mp4`"):
         feed_of(config)
     assert make_cache(config).clips_made == 1
     feed_of(config)

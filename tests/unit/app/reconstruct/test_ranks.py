@@ -114,6 +114,6 @@ def test_an_error_is_said_once_and_ends_all(tmp_path: Path, run: Path) -> None:
          "--save-dir", str(tmp_path / "out"), "--bucket-config", "{}", "--no-lpips"],
     )  # fmt: skip
     assert {code for code, _, _ in said} == {3}
-    assert sum("none of 1 clips can be reconstructed" in words for _, _, words in said) == 1
+    assert sum("none of 1 clip can be reconstructed" in words for _, _, words in said) == 1
     assert all(out == "" for _, out, _ in said)
     assert not (tmp_path / "out").exists()
