@@ -21,6 +21,7 @@ from torch import nn
 from osora_cli.engine.base import OptimSettings, Trained, UpdateResult, named_trainable
 from osora_cli.engine.buffers import average_buffers
 from osora_cli.engine.colossal_install import check_colossal
+from osora_cli.engine.cuda import begin_on
 from osora_cli.engine.ddp import Ddp, DdpTrained
 from osora_cli.engine.ranks import Ranks
 from osora_cli.engine.settings import MILLION, PluginSettings, sharing
@@ -64,12 +65,7 @@ class ColossalEngine:
         self.notes: list[str] = []
         self._settings = settings
         self._compute_dtype = DTYPES[dtype]
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            # Trying out algorithms costs half a minute for each new shape and gains 1 % (DC-AE, H200).
-            torch.backends.cudnn.benchmark = False
-            if deterministic:
-                torch.use_deterministic_algorithms(True, warn_only=True)
+        begin_on(device, deterministic=deterministic)
         if not dist.is_initialized():  # it works on a process group even where there is one process
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]

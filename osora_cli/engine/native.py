@@ -12,6 +12,7 @@ from torch import nn
 
 from osora_cli.engine.base import Engine, OptimSettings, Trained
 from osora_cli.engine.colossal_install import check_colossal, is_installed
+from osora_cli.engine.cuda import begin_on
 from osora_cli.engine.ranks import SINGLE_RANK, Ranks
 from osora_cli.engine.settings import PluginSettings, check_plugin, sharing
 from osora_cli.engine.single import NativeTrained
@@ -57,12 +58,7 @@ class NativeEngine:
         check_plugin(plugin, self._settings, ranks.world_size)
         self.notes: list[str] = []
         self._sharing = self._sharing_here(sharing(plugin, self._settings))
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-            # Trying out algorithms costs half a minute for each new shape and gains 1 % (DC-AE, H200).
-            torch.backends.cudnn.benchmark = False
-            if deterministic:
-                torch.use_deterministic_algorithms(True, warn_only=True)
+        begin_on(device, deterministic=deterministic)
 
     def _sharing_here(self, wanted: str) -> str:
         """How the state is shared out; `wanted`, where this torch can do it on this device."""

@@ -18,6 +18,7 @@ from osora_cli.data.cached_batch import CachedBatch
 from osora_cli.data.loader import ClipBatch
 from osora_cli.data.transforms import normalize
 from osora_cli.engine.base import Engine, Trained, UpdateResult
+from osora_cli.engine.cuda import strictly_deterministic
 from osora_cli.model.flow import shift_alpha
 from osora_cli.model.latents import FrozenParts, TextBundle, embed_texts, encode_latents, predict_velocity
 from osora_cli.model.text import padded_length
@@ -95,7 +96,8 @@ class DiffusionTask:
     def micro_step(self, batch: ClipBatch, context: StepContext) -> dict[str, Tensor]:
         sample = self.prepare(batch, context)
         loss = self.loss(sample, context)
-        self._network.backward(loss / context.accumulation)
+        with strictly_deterministic():
+            self._network.backward(loss / context.accumulation)
         return {"loss": loss.detach()}
 
     def rehearse(self, size: tuple[int, int, int, int, int]) -> None:
