@@ -73,11 +73,15 @@ class SetupError(OsoraError):
 
 
 class Interrupted(OsoraError):
-    """SIGINT or SIGTERM, after a clean save. `exit_code` is 130 or 143."""
+    """SIGINT or SIGTERM, after a clean save. `exit_code` is 130 or 143.
 
-    def __init__(self, message: str, exit_code: int, *, hint: str | None = None) -> None:
+    With `at_once` nothing is waited for, not even a save under way: the process ends once this is said.
+    """
+
+    def __init__(self, message: str, exit_code: int, *, hint: str | None = None, at_once: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.exit_code = exit_code
+        self.at_once = at_once
 
 
 class Followed(OsoraError):

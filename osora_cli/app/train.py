@@ -28,7 +28,7 @@ from osora_cli.data.sampler import Position
 from osora_cli.engine.base import Engine
 from osora_cli.engine.native import make_engine
 from osora_cli.engine.settings import MILLION, PluginSettings
-from osora_cli.errors import UsageError
+from osora_cli.errors import Interrupted, UsageError
 from osora_cli.report.base import ObserverGroup, RunStart
 from osora_cli.report.console import ConsoleReport
 from osora_cli.trainer.feed import Feed
@@ -200,6 +200,10 @@ def _train(
             on_progress=members.progress,
         )
         outcome = trainer.run()
+    except Interrupted as stop:
+        if stop.at_once:
+            feed = None  # its workers end when this process does; the store has given up
+        raise
     finally:
         if feed is not None:
             feed.close()

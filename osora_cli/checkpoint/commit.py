@@ -83,6 +83,10 @@ class Commit:
         small: the rest of the checkpoint.
         async_io: whether files were written in the background.
         on_phase: called before each step.
+
+    Attributes:
+        final: the checkpoint's name.
+        published: whether it stands under that name; the disk may not know yet.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Commit:
         self._phase = on_phase
         self._replaced: Path | None = None
         self.final = run_dir / small.counters.folder
+        self.published = False
 
     def write_small_files(self, background_files: int) -> dict[str, FileRecord]:
         """All files but the planned ones and the manifest, running_states.json last.
@@ -150,6 +155,7 @@ class Commit:
                 if self._replaced is not None:
                     self._replaced.rename(self.final)
                 raise
+        self.published = True
         self._phase("fsync-run")
         fsio.sync_folder(self._run_dir)
         (self.final / layout.OWNER).unlink(missing_ok=True)

@@ -64,6 +64,19 @@ class SaveEvent:
         return self.bytes / 1e9 / self.seconds if self.seconds else 0.0
 
 
+@dataclass(frozen=True)
+class Saved:
+    """What a store has saved when nobody waits for it any more.
+
+    Attributes:
+        update: of the newest checkpoint that it has published; None: none.
+        unknown: of a save that was about to be published: it may be there or not.
+    """
+
+    update: int | None
+    unknown: int | None = None
+
+
 class SaveError(RunError):
     """A save failed. What was saved before is untouched."""
 

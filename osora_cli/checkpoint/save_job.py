@@ -29,6 +29,8 @@ from osora_cli.checkpoint.tensor_files import Ranges, TensorFiles
 from osora_cli.checkpoint.writer.base import Writer
 from osora_cli.errors import OsoraError
 
+_PUBLISH_WAIT_S = 2.0  # for a rename and its fsync, when the process is about to end
+
 
 @dataclass
 class SaveTools:
@@ -51,6 +53,7 @@ class SaveJob:
         ended: set at the end of it.
         error: why it failed.
         sequence: number of the save in its run.
+        update: the checkpoint's update.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class SaveJob:
         self.ended = threading.Event()
         self.error: OsoraError | None = None
         self.sequence = sequence
+        self.update = small.counters.actual_update_step
         self.stall = 0.0
         self._tools = tools
         self._snapshot = snapshot
@@ -84,6 +88,9 @@ class SaveJob:
         self._thread: threading.Thread | None = None
         self._held = False
         self._published = False
+        self._commit_steps: Commit | None = None
+        self._publishing = threading.Lock()
+        self._given_up = False
 
     def start(self) -> None:
         """Run in the background. No daemon: the interpreter waits for a save in flight before it ends."""
@@ -107,6 +114,18 @@ class SaveJob:
         self.ended.wait()
         if self._thread is not None:
             self._thread.join()
+
+    def give_up(self) -> bool | None:
+        """See that the checkpoint is not published from now on, without waiting for the disk.
+
+        Returns:
+            Whether it was published before; None: it is just about to be.
+        """
+        self._given_up = True
+        if not self._publishing.acquire(timeout=_PUBLISH_WAIT_S):
+            return None
+        self._publishing.release()
+        return self._commit_steps is not None and self._commit_steps.published
 
     def events(self) -> list[SaveEvent]:
         """What happened, with the stall that is known by now; each event once."""
@@ -189,7 +208,11 @@ class SaveJob:
             provenance=dict(self._small.provenance),
         )
         size = manifest.total_bytes + commit.write_manifest(manifest)
-        commit.publish()
+        self._commit_steps = commit
+        with self._publishing:
+            if self._given_up:
+                raise SaveError(f"checkpoint `{self._final.name}` was not saved: the process ends")
+            commit.publish()
         self._published = True
         commit.point_latest()
         self._tidy(commit)

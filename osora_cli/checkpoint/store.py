@@ -13,7 +13,7 @@ import xxhash
 from osora_cli.checkpoint.comm import SINGLE, Comm, agree, together
 from osora_cli.checkpoint.commit import SmallState
 from osora_cli.checkpoint.contents import CheckpointContents, LocalSpec, local_specs, merge_specs
-from osora_cli.checkpoint.events import PHASES, SaveError, SaveEvent
+from osora_cli.checkpoint.events import PHASES, Saved, SaveError, SaveEvent
 from osora_cli.checkpoint.layout import GROUPS, rng_file
 from osora_cli.checkpoint.plan import MIB, PAGE, RANGE_LIMIT, SHARD_LIMIT, Plan, PlanError, make_plan
 from osora_cli.checkpoint.retention import Retention
@@ -91,6 +91,8 @@ class CheckpointStore:
         self._pool: SlabPool | None = None
         self._copier: HostCopier | None = None
         self._sequence: int | None = None
+        self._saved: int | None = None
+        self._given_up = False
 
     @property
     def writer_name(self) -> str:
@@ -180,19 +182,38 @@ class CheckpointStore:
         self._raise()
 
     def close(self) -> None:
-        """Wait for the save in flight, deliver what happened and end the writer. Raises nothing: see finish()."""
+        """Wait for the save in flight, deliver what happened and end the writer. Raises nothing: see finish().
+
+        After give_up() it does nothing.
+        """
+        if self._given_up:
+            return
         self._collect(wait=True)
         self._tools.writer.close()
         self._pool = None
+
+    def give_up(self) -> Saved:
+        """Wait for nothing any more, for a process that is about to end: a save in flight is never published.
+
+        What it has written stays in its staging folder, for the next resume to remove.
+        """
+        self._given_up = True
+        job, self._job = self._job, None
+        published = job.give_up() if job is not None else False
+        if job is not None and published:
+            self._saved = job.update
+        return Saved(self._saved, job.update if job is not None and published is None else None)
 
     def _collect(self, *, wait: bool) -> None:
         job = self._job
         if job is None or not (wait or job.ended.is_set()):
             return
         job.join()
-        self._job = None
         if job.error is not None:
             self._errors.append(job.error)
+        else:
+            self._saved = job.update
+        self._job = None
         for event in job.events():
             self._on_event(event)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -167,7 +168,8 @@ class TensorFiles:
             for left in staged:
                 left.mark.synchronize()
                 self._pool.release(left.slab)
-            self._writer.drain()
+            if not isinstance(sys.exc_info()[1], KeyboardInterrupt):  # who wants out now does not wait for the disk
+                self._writer.drain()
         if self._log.name.startswith("."):
             self._log.unlink(missing_ok=True)
         if writes.error is not None:

@@ -210,7 +210,20 @@ def _said(action: Callable[[], int | None], output: Output) -> int:
         signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
         return output.failure(interrupt)
     except Exception as error:
-        return output.failure(error)
+        code = output.failure(error)
+        if getattr(error, "at_once", False):
+            _end_at_once(code)
+        return code
+
+
+def _end_at_once(code: int) -> None:
+    """End the process without what Python does at its end: it would wait for a thread that is still writing."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass
+    os._exit(code)
 
 
 def _silence_stdout() -> None:

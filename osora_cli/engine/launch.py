@@ -134,8 +134,9 @@ def watched(ranks: Ranks, timeout_s: float) -> Iterator[Watch | None]:
     try:
         try:
             yield watch
-        except Interrupted as stop:  # agreed on: all ranks end so
-            _leave_together(ranks, watch)
+        except Interrupted as stop:
+            if not stop.at_once:  # agreed on: all ranks end so
+                _leave_together(ranks, watch)
             raise stop
         _leave_together(ranks, watch)
     except Interrupted:

@@ -13,7 +13,7 @@ import torch
 from osora_cli.checkpoint.store import CheckpointStore
 from osora_cli.data.loader import ClipBatch
 from osora_cli.engine.base import Engine, UpdateResult
-from osora_cli.errors import Interrupted, OsoraError, RunError
+from osora_cli.errors import OsoraError, RunError
 from osora_cli.report.base import Observer
 from osora_cli.trainer.clock import SaveClock
 from osora_cli.trainer.evaluation import Evaluator
@@ -23,6 +23,7 @@ from osora_cli.trainer.saving import RunState
 from osora_cli.trainer.signals import Signals
 from osora_cli.trainer.skips import Skips
 from osora_cli.trainer.state import Progress
+from osora_cli.trainer.stopping import cut_short, stopped
 from osora_cli.trainer.task import StepContext
 from osora_cli.trainer.wishes import Wishes
 
@@ -72,6 +73,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._saved_update: int | None = self.progress.update if self.progress.update else None
+        self._start_update = self.progress.update
         self._clock = SaveClock(self.settings.ckpt_every_minutes, self.settings.log_every, self.engine)
         # What a checkpoint says: micro-batches after the last update are not in the weights, a resume takes them again.
         self._at_update = replace(self.progress)
@@ -85,18 +87,24 @@ class Trainer:
         if self.engine.device.type == "cuda":
             self.store.reserve(self.state.contents(self._at_update, {}, None, {}).sharded)
         with Signals() as local:
-            signals = Wishes(local, self.engine.ranks)
-            if self._done(signals):
-                self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
-            elif self.progress.update == 0 and self.settings.eval_at_ends:
-                self._evaluate()
-            self._train(signals)
-            if signals.stop_code is None and self._last is not None and self.settings.eval_at_ends:
-                self._evaluate()
-            self._end(signals)
+            try:
+                self._run(Wishes(local, self.engine.ranks))
+            except KeyboardInterrupt:
+                update, saved = self._at_update.update, self.store.give_up()
+                raise cut_short(update, saved, self._start_update, self.store.run_dir) from None
         return Outcome(self.progress, self._last_loss(), time.perf_counter() - started)
 
     # -- order ----------------------------------------------------------------------------------------------------
+
+    def _run(self, signals: Wishes) -> None:
+        if self._done(signals):
+            self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
+        elif self.progress.update == 0 and self.settings.eval_at_ends:
+            self._evaluate()
+        self._train(signals)
+        if signals.stop_code is None and self._last is not None and self.settings.eval_at_ends:
+            self._evaluate()
+        self._end(signals)
 
     def _train(self, signals: Wishes) -> None:
         meter, micro = Meter(), 0
@@ -239,11 +247,7 @@ class Trainer:
             self._submit()
         self.store.finish()
         if signals.stop_code is not None:
-            name = "SIGINT" if signals.stop_code == 130 else "SIGTERM"
-            saved = f"stopped after update {update}, saved" if update else "stopped before the first update"
-            raise Interrupted(
-                f"{name}: {saved}", signals.stop_code, hint=f"to go on: `osora resume {self.store.run_dir}`"
-            )
+            raise stopped(signals.stop_code, update, self.store.run_dir)
 
     # -- telling --------------------------------------------------------------------------------------------------
 

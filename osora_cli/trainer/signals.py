@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from types import FrameType
@@ -12,7 +13,8 @@ _EXIT_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 class Signals:
     """While entered: SIGINT and SIGTERM ask for a save and an end, SIGUSR1 for a save.
 
-    A second SIGINT is Python's own KeyboardInterrupt: whoever presses twice wants out now.
+    A second SIGINT is Python's own KeyboardInterrupt: whoever presses twice wants out now. A third ends the process
+    where it stands, whatever is still being put away.
     Outside the main thread nothing is installed, since Python allows handlers only there.
     """
 
@@ -37,5 +39,7 @@ class Signals:
             self.save_wanted = True
             return
         if number == signal.SIGINT and self.stop_code is not None:
+            self._before.pop(number, None)  # this handler stays to the end
+            signal.signal(number, lambda *_: os._exit(_EXIT_CODES[signal.SIGINT]))
             raise KeyboardInterrupt
         self.stop_code = _EXIT_CODES[signal.Signals(number)]

@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -39,6 +40,22 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Hold:
+    """A disk that takes its time: each save stops before the `nth` time that it reaches `phase`, until `gate` is there.
+
+    `phase` may be "pwrite" too: then each of the writer's threads stops before a write. `reached` is made when the
+    first stops.
+    """
+
+    phase: str
+    reached: Path
+    gate: Path
+    nth: int = 1
+    after: int = 0
+    """So many saves go through first."""
+
+
+@dataclass(frozen=True)
 class Finished:
     """How a command ended: exit code (negative: the signal that ended it), and what it wrote."""
 
@@ -61,7 +78,7 @@ def osora(*argv: str | Path, cwd: Path, kill: Kill | None = None, env: dict[str,
 
 
 def start(
-    *argv: str | Path, cwd: Path, kill: Kill | None = None, env: dict[str, str] | None = None
+    *argv: str | Path, cwd: Path, kill: Kill | Hold | None = None, env: dict[str, str] | None = None
 ) -> tuple[BaseProcess, Path, Path]:
     """`osora ARGV...` begun: the process, and the files that its stdout and stderr go to."""
     context = multiprocessing.get_context("forkserver")
@@ -74,7 +91,7 @@ def start(
     return process, out, err
 
 
-def _child(argv: Sequence[str], cwd: str, out: Path, err: Path, kill: Kill | None, env: dict[str, str]) -> None:
+def _child(argv: Sequence[str], cwd: str, out: Path, err: Path, kill: Kill | Hold | None, env: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.update({"OMP_NUM_THREADS": "1", **env})
     for stream, path in ((1, out), (2, err)):
@@ -83,7 +100,9 @@ def _child(argv: Sequence[str], cwd: str, out: Path, err: Path, kill: Kill | Non
     import torch
 
     torch.set_num_threads(1)
-    if kill is not None:
+    if isinstance(kill, Hold):
+        _hold(kill)
+    elif kill is not None:
         _arm(kill)
     from osora_cli.cli.main import main
 
@@ -106,9 +125,6 @@ def _arm(kill: Kill) -> None:
 
 
 def _arm_phase(phase: str, nth: int, die: Callable[[], None]) -> None:
-    from osora_cli.checkpoint import events, store
-
-    assert phase in events.PHASES, f"`{phase}` is none of {events.PHASES}"
     seen = 0
 
     def watch(name: str) -> None:
@@ -117,6 +133,42 @@ def _arm_phase(phase: str, nth: int, die: Callable[[], None]) -> None:
         if name == phase and seen == nth:
             die()
 
+    _watch_phases(phase, watch)
+
+
+def _hold(hold: Hold) -> None:
+    saves, seen = 0, 0
+
+    def wait() -> None:
+        hold.reached.touch()
+        while not hold.gate.exists():
+            time.sleep(0.005)
+
+    def watch(name: str) -> None:
+        nonlocal saves, seen
+        saves, seen = (saves + 1, 0) if name == "plan" else (saves, seen)
+        seen += name == hold.phase
+        if name == hold.phase and seen == hold.nth and saves > hold.after:
+            wait()
+
+    _watch_phases("write" if hold.phase == "pwrite" else hold.phase, watch)
+    if hold.phase == "pwrite":
+        from osora_cli.checkpoint.writer import threads
+
+        original = threads.write_range
+
+        def slow(*args: Any) -> Any:
+            if saves > hold.after:
+                wait()
+            return original(*args)
+
+        threads.write_range = slow
+
+
+def _watch_phases(phase: str, watch: Callable[[str], None]) -> None:
+    from osora_cli.checkpoint import events, store
+
+    assert phase in events.PHASES, f"`{phase}` is none of {events.PHASES}"
     original = store.CheckpointStore.__init__
 
     def init(self: store.CheckpointStore, *args: Any, **kwargs: Any) -> None:
