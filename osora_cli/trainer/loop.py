@@ -81,6 +81,7 @@ class Trainer:
         self._evaluated: int | None = None
         self._bad_rows: set[int] = set()
         self._skips = Skips(self.state.task.networks, self.skipped_before, self.engine.device)
+        self._put_off = False  # a save was due while gradients were not finite
 
     def run(self) -> Outcome:
         started = time.perf_counter()
@@ -171,11 +172,12 @@ class Trainer:
         every = self.settings.ckpt_every
         if (
             signals.save_wanted
+            or self._put_off
             or (every > 0 and self.progress.update % every == 0)
             or self._clock.is_up(self.progress.update)
         ):
             signals.saved()
-            self._save()
+            self._save_if_sound()
 
     def _report(self, meter: Meter, results: dict[str, UpdateResult], update: int) -> None:
         task = self.state.task
@@ -207,10 +209,25 @@ class Trainer:
             raise RunError(
                 f"the gradients of {in_row} updates in a row were not finite, up to update {self.progress.update}",
                 hint="lower `--lr`, or look at the clips of these updates in metrics.jsonl; "
-                "the last checkpoint was saved before and is good",
+                "the last checkpoint is from before them",
             )
 
     # -- saving ---------------------------------------------------------------------------------------------------
+
+    def _save_if_sound(self) -> None:
+        """Save, or put it off to the first update that takes effect.
+
+        Weights that give no finite gradient may be spoilt: they must not push out the last good checkpoint.
+        """
+        put_off = self._skips.in_row() > 0
+        if not put_off:
+            self._save()
+        else:
+            self._stop_if_stuck()
+            if not self._put_off:
+                text = "a save is put off: the gradients of the last update were not finite"
+                self._event("warning", f"update {self.progress.update}: {text}")
+        self._put_off = put_off
 
     def _save(self) -> None:
         self.on_progress(None)
@@ -245,6 +262,9 @@ class Trainer:
         if self._saved_update != update and update > 0:
             self._guard_save(self.store.finish)
             self._submit()
+            if in_row := self._skips.in_row():
+                text = "had no effect, for their gradients were not finite: the checkpoint may be of no use"
+                self._event("warning", f"the last updates before the end ({in_row}) {text}")
         self.store.finish()
         if signals.stop_code is not None:
             raise stopped(signals.stop_code, update, self.store.run_dir)

@@ -186,6 +186,16 @@ def test_non_finite_updates_end_the_run_before_a_checkpoint(home: Path, tmp_path
     skipped = [r["skipped_updates"] for r in records(tmp_path / "run")]
     assert skipped[-1] == 3
     assert osora("ckpt", "verify", tmp_path / "run", cwd=home).code == 0
+    # No save in between: it would push out the last good one, and be the newest.
+    assert [p.name for p in (tmp_path / "run").glob("epoch*")] == ["epoch0-global_step1"]
+    assert "save is put off" in finished.stderr
+    assert "from before them" in finished.stderr
+
+
+def test_an_end_amid_non_finite_updates_is_told(home: Path, tmp_path: Path) -> None:
+    finished = train(home, tmp_path, max_steps=3, lr=1e30, grad_clip=0.0)
+    assert finished.code == 0
+    assert "the checkpoint may be of no use" in finished.stderr
 
 
 @pytest.mark.parametrize(
