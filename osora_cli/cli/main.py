@@ -18,7 +18,7 @@ import typer.main
 from osora_cli.cli import ckpt, config, data, demo, doctor, infer, report, resume, train, weights
 from osora_cli.cli.argv import HELP_WORDS, has_flag, plan_invocation
 from osora_cli.cli.options import new_app
-from osora_cli.cli.output import Output, attempt
+from osora_cli.cli.output import Output, ReaderGone, attempt
 
 app = new_app("Train video autoencoders and video diffusion models, from a table of clips to proven checkpoints.")
 app.add_typer(data.app, name="data")
@@ -69,13 +69,16 @@ def _dispatch(words: list[str]) -> int:
     if "_OSORA_COMPLETE" in os.environ:  # a shell asks for completions: argv is not ours to read
         root_command.main(args=words, prog_name="osora")
     found = plan_invocation(root_command, words)
-    code = found.command.main(
-        args=found.argv,
-        prog_name=found.name,
-        standalone_mode=False,
-        obj=found.overrides,
-        help_option_names=list(HELP_WORDS),
-    )
+    try:
+        code = found.command.main(
+            args=found.argv,
+            prog_name=found.name,
+            standalone_mode=False,
+            obj=found.overrides,
+            help_option_names=list(HELP_WORDS),
+        )
+    except SystemExit as error:  # what Typer makes of a closed pipe, while it prints help
+        raise ReaderGone from error
     return code if isinstance(code, int) else 0
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import typer
 
+from osora_cli.cli.width import fitted, terminal_columns
 from osora_cli.errors import Interrupted, OsoraError, SetupError, UsageError
 
 SCHEMA_VERSION = 1
@@ -61,13 +62,18 @@ class Output:
         self.json_mode, self.quiet, self.debug = json_mode, quiet, debug
 
     def result(self, payload: Mapping[str, Any], text: str | Sequence[str]) -> None:
-        """The outcome of the command: `payload` in JSON mode, else `text`. Of several ranks, rank 0 says it."""
+        """The outcome of the command: `payload` in JSON mode, else `text`. Of several ranks, rank 0 says it.
+
+        A sequence of lines is fitted to a terminal's width; one text, which may be a file's, stays as it is.
+        """
         if not _is_lead():
             return
         if self.json_mode:
             self._json(payload)
             return
-        _to_stdout(text if isinstance(text, str) else "\n".join(text))
+        if not isinstance(text, str):
+            text = "\n".join(fitted(text, terminal_columns()) if sys.stdout.isatty() else text)
+        _to_stdout(text)
 
     def note(self, text: str) -> None:
         """Something worth knowing that is no result."""
@@ -159,14 +165,17 @@ def _to_stdout(text: str) -> None:
 
 def _to_stderr(text: str) -> None:
     try:
-        typer.echo(text, err=True)
+        # Off a terminal Typer takes colours out, unless it is told to leave them.
+        typer.echo(text, err=True, color=True if os.environ.get("FORCE_COLOR") else None)
     except OSError:
         pass  # nobody reads it, and there is nowhere else to say so
 
 
 def _bold_red(text: str) -> str:
-    plain = not sys.stderr.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return text if plain else f"\033[1;31m{text}\033[0m"
+    """NO_COLOR and a terminal that knows none go before FORCE_COLOR, which stands for a terminal."""
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    wanted = sys.stderr.isatty() or os.environ.get("FORCE_COLOR")
+    return f"\033[1;31m{text}\033[0m" if wanted and not plain else text
 
 
 def guarded(command: F) -> F:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ class Progress:
     def __init__(self, output: Output, label: str, unit: str) -> None:
         self._label, self._unit = label, unit
         self._on = not output.quiet
-        self._moving = self._on and sys.stderr.isatty()
+        self._moving = self._on and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._every = _REDRAW_SECONDS if self._moving else _LINE_SECONDS
         self._last = time.monotonic()
         self._bar: Bar | None = None

@@ -26,15 +26,15 @@ def list_lines(result: Mapping[str, Any]) -> list[str]:
             row["name"],
             row["verdict"],
             size(row["bytes"]),
-            (row["saved"] or "")[:19].replace("T", " "),
+            (row["saved"] or "")[:16].replace("T", " "),
+            ", ".join(row["marks"]),
             str(row["ranks"] or ""),
             row["writer"] or "",
             " ".join(row["parts"]),
-            ", ".join(row["marks"]),
         )
         for row in checkpoints
     ]
-    lines = _columns(("checkpoint", "structure", "size", "saved (UTC)", "ranks", "writer", "parts", ""), rows)
+    lines = _columns(("checkpoint", "structure", "size", "saved (UTC)", "", "ranks", "writer", "parts"), rows)
     lines += [f"{row['name']}: {row['reason']}" for row in checkpoints if row["reason"]]
     return [*lines, f"{counted(len(checkpoints), 'checkpoint')}, {size(result['bytes'])}"]
 

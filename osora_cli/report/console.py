@@ -109,7 +109,8 @@ class ConsoleReport(SilentObserver):
     def on_start(self, info: RunStart) -> None:
         self._pace.start(info)
         self._console = Console(file=self._stream or sys.stderr)
-        if self._console.is_terminal and not self._quiet:
+        # FORCE_COLOR makes rich take a file for a terminal, and a dumb terminal cannot draw a line anew.
+        if self._console.file.isatty() and not self._console.is_dumb_terminal and not self._quiet:
             columns = (TextColumn("update"), MofNCompleteColumn(), BarColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=self._console, refresh_per_second=2)
             self._task = self._bar.add_task("", total=info.total_updates, completed=info.start_update)
