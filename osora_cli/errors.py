@@ -2,7 +2,7 @@
 
 A message says what is wrong, with the value. `where` says where that came from (a file and line, or a flag),
 `allowed` what would have been right, and `hint` is the command or change that cures it. The command line prints
-them without a traceback; the codes are part of the interface (docs/messages.md).
+them without a traceback; the codes are part of the interface (docs/troubleshooting.md).
 """
 
 from __future__ import annotations

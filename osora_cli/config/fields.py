@@ -49,11 +49,12 @@ class Target:
 
 
 def unwrap(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type without `Annotated`, and the metadata that stood there."""
+    """The type without `Annotated`, and the metadata that stood there, bounds of a `Field(...)` among it."""
     metadata: tuple[Any, ...] = ()
     while get_origin(annotation) is Annotated:
         annotation, *rest = get_args(annotation)
-        metadata += tuple(rest)
+        for item in rest:
+            metadata += tuple(item.metadata) if isinstance(item, FieldInfo) else (item,)
     return annotation, metadata
 
 
@@ -184,7 +185,10 @@ def _describe_member(member: Any) -> str:
 def _plural(annotation: Any) -> str:
     text = describe(annotation)
     words = {"a number": "numbers", "a whole number": "whole numbers", "text": "texts", "true or false": "truth values"}
-    return words.get(text) or f"values, each {text}"
+    for one, many in words.items():
+        if text == one or text.startswith((f"{one} >", f"{one} <")):
+            return many + text.removeprefix(one)
+    return f"values, each {text}"
 
 
 def _bounds(metadata: Sequence[Any]) -> str:

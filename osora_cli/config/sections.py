@@ -19,6 +19,7 @@ def _frames(value: object) -> object:
 
 
 Probability = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[Float, Field(ge=0, lt=1)]
 # {frames: (probability, batch size)} or {frames: ((size probability, length probability), batch size)}
 Lengths = Annotated[
     dict[
@@ -67,7 +68,7 @@ class OptimConfig(Section):
 
     cls: Literal["HybridAdam", "AdamW"] = Field("AdamW", description="HybridAdam under ColossalAI, else torch's AdamW")
     lr: Float = Field(1e-4, ge=0, description="learning rate after the warm-up")
-    betas: tuple[Float, Float] = Field((0.9, 0.999), description="decay of the two moments")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="decay of the two moments")
     eps: Float = Field(1e-8, gt=0, description="added to the root of the second moment")
     weight_decay: Float = Field(0.0, ge=0, description="decoupled weight decay")
     adamw_mode: Literal[True] = Field(True, description="decoupled weight decay (the only kind)")

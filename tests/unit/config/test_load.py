@@ -137,7 +137,7 @@ def test_all_faults_at_once_each_with_its_place_and_the_nearest_name(here: Path)
     assert found == {
         "base.yaml:1": "`epochs` is `many` | a whole number >= 1 | None",
         "c.yaml:3": "`optim.lrr` is not a key of this config | None | did you mean `optim.lr`?",
-        "c.yaml:4": "`optim.betas.1` is missing | `optim.betas` is a list of 2 numbers | None",
+        "c.yaml:4": "`optim.betas.1` is missing | `optim.betas` is a list of 2 numbers >= 0 and < 1 | None",
         "c.yaml:6": "`dataset.data-pth` is not a key of this config | None | did you mean `dataset.data_path`?",
         "c.yaml:7": "`plugin` is `zero9` | one of `none`, `ddp`, `zero1`, `zero2`, `zero3`, `hybrid` | None",
         "--seed": "`seed` is `-1` | a whole number >= 0 | None",
@@ -183,6 +183,7 @@ def test_values_that_yaml_reads_as_something_else(here: Path, text: str, key: st
         ("max_steps: true", "`max_steps`: `True` is a truth value, a number is needed | None | None"),
         ("lr: .inf", "`lr` is `inf` | a number >= 0, or null | None"),
         ("lr: .nan", "`lr` is `nan` | a number >= 0, or null | None"),
+        ("optim: {betas: [0.9, 7]}", "`optim.betas.1` is `7` | `optim.betas` is a list of 2 numbers >= 0 and < 1 | None"),
         ("async_io: 3", "`async_io` is `3` | true or false | None"),
         ("async_io: null", "`async_io` is `null` | true or false | None"),
         ("exp_name: 007", "`exp_name` is `7` | text, or null | write it in quotes"),
@@ -190,7 +191,8 @@ def test_values_that_yaml_reads_as_something_else(here: Path, text: str, key: st
         ("load: [1]", "`load.0` is `1` | `load` is a list of texts, or text, or null | write it in quotes"),
         (
             "bucket_config: {256px: {x: [1.0, 1]}}",
-            "`bucket_config.256px.x` is `[1.0, 1]` | a list [a number or a list of 2 numbers, a whole number] | None",
+            "`bucket_config.256px.x` is `[1.0, 1]` | a list [a number or a list of 2 numbers >= 0 and <= 1, "
+            "a whole number >= 1] | None",
         ),
         (
             "bucket_config: {256px: {1: [1.0, 0]}}",
