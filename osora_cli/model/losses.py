@@ -138,14 +138,14 @@ def generator_loss(fake: Tensor) -> Tensor:
     return -fake.float().mean()
 
 
-def adaptive_weight(nll_norm: Tensor, generator_norm: Tensor, disc_weight: float) -> Tensor:
+def adaptive_weight(nll_norm: Tensor, generator_norm: Tensor, disc_weight: float, max_ratio: float = 1e4) -> Tensor:
     """Weight that brings the adversarial gradient at the last layer to the likelihood's size.
 
-    arXiv:2012.09841, equation 7: clamp(nll_norm / (generator_norm + 1e-4), 0, 1e4) * disc_weight, from the two
-    L2 norms, in fp32 and detached.
+    arXiv:2012.09841, equation 7: clamp(nll_norm / (generator_norm + 1e-4), 0, max_ratio) * disc_weight, from the
+    two L2 norms, in fp32 and detached.
     """
     ratio = nll_norm.detach().float() / (generator_norm.detach().float() + 1e-4)
-    return ratio.clamp(0, 1e4) * disc_weight
+    return ratio.clamp(0, max_ratio) * disc_weight
 
 
 class LastConvRecorder:
@@ -256,6 +256,7 @@ def vae_gan_loss(
     posterior: Posterior | None = None,
     logvar: float = 0.0,
     disc_weight: float = 0.5,
+    max_ratio: float = 1e4,
     gen_start: int = 0,
     disc_factor: float | None = 1.0,
     agree: Callable[[Tensor], Tensor] | None = None,
@@ -273,6 +274,7 @@ def vae_gan_loss(
         discriminator: clips [B, C, T, H, W] to logits. Its parameters gather no gradient.
         update: number of the optimizer update, counted from 0.
         disc_weight: share of the adversarial gradient against the likelihood's at the last layer.
+        max_ratio: the ratio of the two norms counts up to this.
         gen_start: first update in which the term counts. Its weight is known before that.
         disc_factor: factor on the term from then on. 0 or None: the term is off.
         agree: makes the ranks' weights one (their mean). None: each rank has its own.
@@ -293,7 +295,7 @@ def vae_gan_loss(
     if active:
         (generator_grad,) = torch.autograd.grad(g, leaf_BCTHW)
         norms = [w.norm() for w in recorder.weight_gradients(nll_grad, generator_grad)]
-        weight = adaptive_weight(norms[0], norms[1], disc_weight)
+        weight = adaptive_weight(norms[0], norms[1], disc_weight, max_ratio)
         weight = weight if agree is None else agree(weight)
         gradient = nll_grad if factor == 0 else nll_grad + weight * factor * generator_grad
     else:

@@ -39,6 +39,7 @@ class GanSettings:
         disc_start: first update in which the discriminator is trained.
         disc_factor: factor on its loss; 0 or None: off.
         disc_loss: kind of its loss.
+        max_ratio: the ratio of the two gradients' norms counts up to this.
     """
 
     gen_start: int
@@ -49,6 +50,7 @@ class GanSettings:
     disc_start: int
     disc_factor: float | None
     disc_loss: DiscriminatorLossType
+    max_ratio: float = 1e4
 
     def gen_factor_at(self, number: int) -> float | None:
         """Factor on the adversarial term in update `number`, the ramp in it; before `gen_start` the term is off."""
@@ -155,6 +157,7 @@ class VaeGanTask:
                 posterior=posterior,
                 logvar=settings.logvar,
                 disc_weight=gan.disc_weight,
+                max_ratio=gan.max_ratio,
                 gen_start=gan.gen_start,
                 disc_factor=gan.gen_factor_at(number),
                 agree=None if gan.weight_per_rank else self._engine.mean_over_ranks,

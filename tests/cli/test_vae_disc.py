@@ -169,3 +169,13 @@ def test_what_is_logged(home: Path, tmp_path: Path) -> None:
     assert record["nll"] == pytest.approx(record["nll_per_pixel"] * 3 * 32 * 32, rel=1e-5)
     config = json.loads((tmp_path / "run" / "config.txt").read_text())
     assert config["discriminator"]["n_layers"] == 2
+
+
+def test_the_weight_has_a_cap(home: Path, tmp_path: Path) -> None:
+    for name, largest in (("free", 1e4), ("capped", 1e-3)):
+        argv = ("--from-pretrained", home / "stage1", "--gen-loss-config.max-ratio", str(largest))
+        assert train(home, tmp_path, *argv, name=name, gen_loss_config={"gen_start": 1, "disc_weight": 0.5}).code == 0
+    free, capped = (records(tmp_path / name)[-1] for name in ("free", "capped"))
+    assert free["d_weight"] > 1e-3
+    assert capped["d_weight"] == pytest.approx(0.5e-3)
+    assert capped["last_layer_norm_nll"] == free["last_layer_norm_nll"]

@@ -113,6 +113,7 @@ def gan_settings(config: TrainVaeDiscConfig) -> GanSettings:
         disc_start=disc.disc_start,
         disc_factor=disc.disc_factor,
         disc_loss=disc.disc_loss_type,
+        max_ratio=gen.max_ratio,
     )
 
 

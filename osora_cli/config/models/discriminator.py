@@ -41,6 +41,9 @@ class GenLossConfig(Section):
     disc_weight: Float = Field(
         0.5, ge=0, description="size of the adversarial gradient at the last layer against the reconstruction's"
     )
+    max_ratio: Float = Field(
+        1e4, gt=0, description="the ratio of the two gradients' norms, which disc_weight is multiplied by, at most"
+    )
     gen_ramp: Int = Field(0, ge=0, description="updates over which the term grows to its full size; 0: at once")
     weight_per_rank: bool = Field(
         False, description="each rank weighs the term by its own gradients, as Open-Sora; else by the ranks' mean"
