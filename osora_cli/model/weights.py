@@ -74,7 +74,8 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
         ema: take the average of weights that a checkpoint has beside them.
 
     Raises:
-        CheckpointError: the source is missing or cannot be read, or with `strict` does not fit key for key.
+        CheckpointError: the source is missing, cannot be read or has values that are not finite, or with `strict` does
+            not fit key for key.
         SetupError: the hub's client is not installed, or the hub does not give the file.
     """
     with ExitStack() as stack, torch.no_grad():
@@ -84,8 +85,18 @@ def load_weights(network: nn.Module, source: str | Path, strict: bool = True, *,
                 report.text(), where="from_pretrained", hint="`strict_load: false` takes what fits and leaves the rest"
             )
         for key in report.loaded:
-            targets[key].copy_(stored[key].read())
+            targets[key].copy_(_sound(stored[key].read(), key, source))
     return report
+
+
+def _sound(value: torch.Tensor, key: str, source: str | Path) -> torch.Tensor:
+    """The value, if it is not what a training that went wrong leaves behind."""
+    # Formats of 8 bits have no such test in torch.
+    if value.is_floating_point() and value.element_size() > 1 and not bool(torch.isfinite(value).all()):
+        raise CheckpointError(
+            f"the weights in `{source}` are spoilt: `{key}` holds values that are not finite", where="from_pretrained"
+        )
+    return value
 
 
 def check_weights(network: nn.Module, source: str | Path, *, ema: bool = False) -> LoadReport:

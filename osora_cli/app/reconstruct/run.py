@@ -28,6 +28,7 @@ from osora_cli.config.models.autoencoder import compression
 from osora_cli.config.schema import ReconstructConfig
 from osora_cli.engine.launch import joined, watched
 from osora_cli.engine.ranks import Ranks
+from osora_cli.errors import RunError
 from osora_cli.report.jsonl import plain, write_json
 from osora_cli.tensors import DTYPES
 
@@ -121,6 +122,7 @@ def reconstruct(
         UsageError: the config is wrong, or an output would overwrite an input.
         DataError: the table cannot be used, or no clip.
         CheckpointError: the weights are missing, damaged, or of another model.
+        RunError: no reconstruction has finite values.
         SetupError: the output folder cannot be written, or LPIPS is asked for and its weights cannot be had.
         Followed: another rank failed and says why.
     """
@@ -179,6 +181,7 @@ class _Reconstruction:
         """The result of all ranks; the first puts it into the folder."""
         folder, notes = self._files.folder, list(self._found.notes)
         scores = sorted(work.scores, key=lambda score: score.row)
+        notes += told_not_finite(scores, net.described())
         if self._ranks.is_lead:
             side_by_side([work.shown[row] for row in sorted(work.shown)[:SHOWN_CLIPS]], folder / PICTURE_NAME)
             removed = remove_earlier(folder, _files_of(scores))
@@ -201,6 +204,19 @@ class _Reconstruction:
         if self._ranks.is_lead:
             write_json(result.metrics, result.to_json())
         return result
+
+
+def told_not_finite(scores: Sequence[ClipScore], weights: str) -> list[str]:
+    """A note on clips that came back with values that are not finite: no mean counts them. RunError where all did."""
+    bad = [score.name for score in scores if math.isnan(score.psnr)]
+    if not bad:
+        return []
+    told = f"the reconstructions of {len(bad)} of {len(scores)} clips hold values that are not finite"
+    if len(bad) == len(scores):
+        raise RunError(
+            told, where=weights, hint="the weights are spoilt: take an earlier checkpoint, or `--dtype fp32`"
+        )
+    return [f"{told}, and stand in no mean: {_listed(bad)}"]
 
 
 def _files_of(scores: Sequence[ClipScore]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -363,3 +364,12 @@ def test_the_hub_without_its_client(monkeypatch: pytest.MonkeyPatch, target: nn.
 def test_names_that_are_no_file_of_the_hub(target: nn.Module, name: str) -> None:
     with pytest.raises(CheckpointError, match="names no file of the hub"):
         load_weights(target, name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, source: State, target: nn.Module, value: float) -> None:
+    key = next(reversed(source))
+    source[key].view(-1)[-1] = value
+    save_file(source, tmp_path / "spoilt.safetensors")
+    with pytest.raises(CheckpointError, match=f"spoilt.*{re.escape(key)}.*not finite"):
+        load_weights(target, tmp_path / "spoilt.safetensors")

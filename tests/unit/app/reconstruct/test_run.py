@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from support.clips import frame_numbers, make_clip, pictures, real_clip
 from support.recon import WINDOW, config, scores, write_table
 
+from osora_cli.app.reconstruct.output import ClipSink
 from osora_cli.app.reconstruct.pieces import cut
 from osora_cli.app.reconstruct.run import reconstruct
 from osora_cli.data.media import probe, read_frames, write_video
+from osora_cli.errors import RunError
 
 
 def test_whole_clips_keep_frames_rate_and_size(tmp_path: Path, run: Path, clips: list[Path]) -> None:
@@ -140,3 +144,28 @@ def test_a_real_clip(tmp_path: Path, run: Path) -> None:
     result = reconstruct(config(data, run, tmp_path / "out", bucket_config=window))
     assert {"bigbuckbunny", "bikes", "carphone_pristine", "carphone_distorted"} <= {clip.name for clip in result.clips}
     assert all(math.isfinite(clip.psnr) for clip in result.clips)
+
+
+def _spoil_above(monkeypatch: pytest.MonkeyPatch, height: int) -> None:
+    """The net gives NaN for what is as high as that or higher."""
+    real = ClipSink.add
+
+    def add(self: ClipSink, original: torch.Tensor, rebuilt: torch.Tensor, *rest: Any, **named: Any) -> None:
+        spoilt = rebuilt.shape[-2] >= height
+        real(self, original, torch.full_like(rebuilt, math.nan) if spoilt else rebuilt, *rest, **named)
+
+    monkeypatch.setattr(ClipSink, "add", add)
+
+
+def test_a_reconstruction_that_is_not_finite_is_told(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clips = [make_clip(tmp_path / f"c{height}.mp4", frames=8, size=(64, height)) for height in (48, 64)]
+    table = write_table(tmp_path / "t.csv", clips)
+    _spoil_above(monkeypatch, 64)
+    result = reconstruct(config(table, run, tmp_path / "out"))
+    assert any("1 of 2 clips" in note and "c64" in note for note in result.notes)
+    assert result.mean["psnr"] == pytest.approx(result.clips[0].psnr)
+    _spoil_above(monkeypatch, 0)
+    with pytest.raises(RunError, match="2 of 2 clips hold values that are not finite"):
+        reconstruct(config(table, run, tmp_path / "all"))
