@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -147,7 +149,14 @@ def _reader(path: Path, file: Any, key: str) -> Callable[[], Tensor]:
 def _unpickle(path: Path, ema: bool) -> Mapping[Any, Tensor]:
     try:
         # A zip archive is mapped into memory; torch's older format has to be read whole.
-        data = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():  # of pickles that it may not read: what comes of it is told
+            warnings.simplefilter("ignore", UserWarning)
+            data = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except UnpicklingError as error:  # torch's own words advise to run what is in there
+        reason = (
+            what_it_is(path) or "it is no torch file of tensors and plain values alone, and other pickles can run code"
+        )
+        raise CheckpointError(f"`{path}` cannot be read as weights: {reason}") from error
     except Exception as error:  # torch raises whatever its readers do
         reason = what_it_is(path) or (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(f"`{path}` cannot be read as weights: {reason}") from error
