@@ -259,6 +259,7 @@ class Trainer:
         self.on_progress(None)
         signals.settle()
         update = self._at_update.update
+        self._tell_what_ended_it(signals)
         if self._saved_update != update and update > 0:
             self._guard_save(self.store.finish)
             self._submit()
@@ -270,6 +271,13 @@ class Trainer:
             raise stopped(signals.stop_code, update, self.store.run_dir)
 
     # -- telling --------------------------------------------------------------------------------------------------
+
+    def _tell_what_ended_it(self, signals: Wishes) -> None:
+        """A run that was asked for more updates than its epochs hold is not silent about it."""
+        done, asked = self._at_update.update, self.settings.max_steps
+        if signals.stop_code is None and asked is not None and done < asked:
+            text = f"ended by `epochs` ({self.settings.epochs}), {done} updates of `max_steps` ({asked}) are done"
+            self._event("warning", text)
 
     def _last_loss(self) -> float | None:
         if self._last is None:

@@ -192,6 +192,15 @@ def test_non_finite_updates_end_the_run_before_a_checkpoint(home: Path, tmp_path
     assert "from before them" in finished.stderr
 
 
+def test_epochs_that_end_before_max_steps_are_told(home: Path, tmp_path: Path) -> None:
+    finished = train(home, tmp_path, epochs=1, max_steps=50)
+    assert finished.code == 0
+    assert "ended by `epochs` (1), 2 updates of `max_steps` (50) are done" in finished.stderr
+    again = osora("resume", tmp_path / "run", cwd=home)
+    assert again.code == 0
+    assert "2 updates of `max_steps` (50)" in again.stderr
+
+
 def test_an_end_amid_non_finite_updates_is_told(home: Path, tmp_path: Path) -> None:
     finished = train(home, tmp_path, max_steps=3, lr=1e30, grad_clip=0.0)
     assert finished.code == 0
