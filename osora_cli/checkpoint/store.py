@@ -110,6 +110,26 @@ class CheckpointStore:
                 hint="put it back under its name; checkpoints that were saved before are in it",
             )
 
+    def require_room(self, needed: int) -> None:
+        """Refuse a disk that has no room for one checkpoint of `needed` bytes. Rank 0 looks, all ranks raise.
+
+        Raises:
+            SetupError: too little space, or a folder that cannot be written to.
+        """
+
+        def fault() -> tuple[str, str | None] | None:
+            if self._tools.comm.rank:
+                return None
+            try:
+                require_space(self.run_dir, needed + _MARGIN)
+            except SetupError as error:
+                return error.message, error.hint
+            return None
+
+        found = together(self._tools.comm, fault)[0]
+        if found is not None:
+            raise SetupError(found[0], where=str(self.run_dir), hint=found[1])
+
     def reserve(self, sharded: Mapping[str, Sequence[TensorShard]]) -> None:
         """Make the buffers for this rank's tensors in the background, so that the first save need not wait for them.
 

@@ -13,7 +13,7 @@ import torch
 from osora_cli.checkpoint.store import CheckpointStore
 from osora_cli.data.loader import ClipBatch
 from osora_cli.engine.base import Engine, UpdateResult
-from osora_cli.errors import OsoraError, RunError
+from osora_cli.errors import OsoraError, RunError, SetupError
 from osora_cli.report.base import Observer
 from osora_cli.trainer.clock import SaveClock
 from osora_cli.trainer.evaluation import Evaluator
@@ -100,8 +100,10 @@ class Trainer:
     def _run(self, signals: Wishes) -> None:
         if self._done(signals):
             self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
-        elif self.progress.update == 0 and self.settings.eval_at_ends:
-            self._evaluate()
+        else:
+            self._check_room()
+            if self.progress.update == 0 and self.settings.eval_at_ends:
+                self._evaluate()
         self._train(signals)
         if signals.stop_code is None and self._last is not None and self.settings.eval_at_ends:
             self._evaluate()
@@ -228,6 +230,15 @@ class Trainer:
                 text = "a save is put off: the gradients of the last update were not finite"
                 self._event("warning", f"update {self.progress.update}: {text}")
         self._put_off = put_off
+
+    def _check_room(self) -> None:
+        """A disk without room for a checkpoint is said now, not hours later."""
+        try:
+            self.store.require_room(self.state.nbytes())
+        except SetupError as error:
+            if self.settings.on_save_error == "stop":
+                raise
+            self._event("warning", f"{error.message}: saves will fail until there is room")
 
     def _save(self) -> None:
         self.on_progress(None)

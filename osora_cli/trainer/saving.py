@@ -40,25 +40,33 @@ class RunState:
         self, progress: Progress, sampler: dict[str, Any], batch_size: int | None, provenance: dict[str, Any]
     ) -> CheckpointContents:
         """The state at an update boundary; tensors are live, the store copies them."""
-        sharded: dict[str, list[TensorShard]] = {}
-        groups: dict[str, list[dict[str, Any]]] = {}
-        for name, network in self.task.networks.items():
+        for network in self.task.networks.values():
             network.sync_buffers()
-            sharded[name] = network.model_shards()
-            sharded[_OPTIMIZER[name]] = network.optimizer_shards()
-            groups[_OPTIMIZER[name]] = network.param_groups()
-            if self.save_masters and not network.is_own_master:
-                sharded[_MASTER[name]] = network.master_shards()
-        if self.ema is not None:
-            sharded["ema"] = self.ema.shards()
         return CheckpointContents(
             counters=progress.counters(batch_size),
-            sharded=sharded,
-            param_groups=groups,
+            sharded=self._shards(),
+            param_groups={_OPTIMIZER[name]: net.param_groups() for name, net in self.task.networks.items()},
             small={**self.task.schedule_states(progress.update), "sampler": sampler},
             rng=rng.capture(),
             provenance=provenance,
         )
+
+    def nbytes(self) -> int:
+        """What the tensors of a checkpoint take on disk, as far as this rank knows them."""
+        shards = [shard for group in self._shards().values() for shard in group]
+        return sum(shard.numel * shard.dtype.itemsize for shard in shards)
+
+    def _shards(self) -> dict[str, list[TensorShard]]:
+        """This rank's tensors by group."""
+        sharded: dict[str, list[TensorShard]] = {}
+        for name, network in self.task.networks.items():
+            sharded[name] = network.model_shards()
+            sharded[_OPTIMIZER[name]] = network.optimizer_shards()
+            if self.save_masters and not network.is_own_master:
+                sharded[_MASTER[name]] = network.master_shards()
+        if self.ema is not None:
+            sharded["ema"] = self.ema.shards()
+        return sharded
 
     def load(self, reader: CheckpointReader, ranks: Ranks = SINGLE_RANK, seed: int = 0) -> list[str]:
         """Fill weights, masters, optimizers, EMA and generator states. Returns what is not exact, in words.

@@ -298,6 +298,21 @@ def test_full_disk_leaves_the_checkpoint_before(home: Path, tmp_path: Path, io: 
         assert osora("ckpt", "verify", run, cwd=home).code == 0
 
 
+@pytest.mark.parametrize("policy", ["stop", "continue"])
+def test_a_disk_without_room_for_a_checkpoint_is_said_at_once(home: Path, tmp_path: Path, policy: str) -> None:
+    """The only save would come after the last update."""
+    from support.small_disk import small_disk
+
+    with small_disk(tmp_path / "disk", megabytes=1.5) as disk:
+        config = write_config(tmp_path, max_steps=2, on_save_error=policy, tensorboard=False)
+        finished = osora("train", "vae", config, "--exp-name", "run", "--outputs", disk, cwd=home)
+        assert finished.code == 5, finished.stderr
+        done = len(records(disk / "run")) if (disk / "run" / "metrics.jsonl").exists() else 0
+    assert done == (2 if policy == "continue" else 0)
+    assert "no space for a checkpoint: it takes 2." in finished.stderr
+    assert ("saves will fail until there is room" in finished.stderr) == (policy == "continue")
+
+
 def test_folder_that_cannot_be_written(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     config = write_config(tmp_path, max_steps=2)
