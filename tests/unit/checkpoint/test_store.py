@@ -109,6 +109,24 @@ def test_parameters_that_ask_for_gradients_are_saved(tmp_path: Path) -> None:
     assert torch.equal(loaded["w"], parameter.detach())
 
 
+@pytest.mark.parametrize("async_io", [True, False])
+def test_tensors_that_share_their_memory_are_saved_each(tmp_path: Path, async_io: bool) -> None:
+    """Tied weights, a part of another tensor, and an average that is the weights themselves."""
+    embedding = torch.randn(6, 4)
+    state = {"embed.weight": embedding, "head.weight": embedding, "rows": embedding[2:4], "turned": embedding.t()}
+    shards = [TensorShard.whole(key, tensor) for key, tensor in state.items()]
+    store = CheckpointStore(tmp_path, async_io=async_io)
+    store.save(CheckpointContents(Counters(0, 1, 1, 1, 1), {"model": shards, "ema": shards}))
+    store.finish()
+    store.close()
+    folder = tmp_path / "epoch0-global_step1"
+    assert verify(folder).verdict == "ok"
+    ema = load_file(folder / "ema.safetensors") if async_io else torch.load(folder / "ema.pt", weights_only=True)
+    for loaded in (load_file(folder / "model/model-00001.safetensors"), ema):
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[key], tensor) for key, tensor in state.items())
+
+
 class GatedWriter(ThreadWriter):
     """Holds all writes back until it is opened."""
 
