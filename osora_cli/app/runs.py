@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from osora_cli import __version__
+from osora_cli.checkpoint import fsio
 from osora_cli.checkpoint.layout import RUN_FILE, checkpoint_folders, parse_folder_name
 from osora_cli.checkpoint.resolve import Resolved, newest_verified, resolve_load
 from osora_cli.errors import SetupError, UsageError
@@ -176,7 +177,7 @@ def _write_info(plan: RunPlan) -> None:
 def read_info(folder: Path) -> RunInfo | None:
     """Who the run is, or None where `run.json` is missing or is none."""
     try:
-        data = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+        data = json.loads(fsio.read_regular(folder / RUN_FILE))
         return RunInfo(**{name: str(data[name]) for name in RunInfo.__dataclass_fields__})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +46,20 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None:
             error.filename = str(path)
         raise
+
+
+def read_regular(path: Path) -> bytes:
+    """A file's bytes. Where something else stands in its place it is not waited for, as a pipe would have to be.
+
+    Raises:
+        OSError: it is not there, cannot be read, or is no file.
+    """
+    with naming(path):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb", closefd=True) as file:  # noqa: PTH123  # a descriptor
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "is no regular file")
+            return file.read()
 
 
 def write_durable(path: Path, data: bytes) -> None:

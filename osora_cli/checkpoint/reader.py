@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from osora_cli.checkpoint import layout
+from osora_cli.checkpoint import fsio, layout
 from osora_cli.checkpoint.contents import DTYPE_NAMES, TORCH_DTYPES, file_key
 from osora_cli.checkpoint.counters import Counters
 from osora_cli.checkpoint.headers import ITEMSIZE, Entry, HeaderError, read_header
@@ -72,7 +72,7 @@ class CheckpointReader:
         self.path = Path(path)
         name = layout.RUNNING_STATES
         try:
-            self.counters = Counters.from_json((self.path / name).read_bytes())
+            self.counters = Counters.from_json(fsio.read_regular(self.path / name))
         except FileNotFoundError:
             raise CheckpointError(f"`{self.path}` is no checkpoint: it has no `{name}`") from None
         except (OSError, ValueError) as error:
@@ -82,7 +82,7 @@ class CheckpointReader:
 
     def _read_manifest(self) -> Manifest | None:
         try:
-            return parse_manifest((self.path / layout.MANIFEST).read_bytes())
+            return parse_manifest(fsio.read_regular(self.path / layout.MANIFEST))
         except FileNotFoundError:
             return None
         except (OSError, ManifestError) as error:
@@ -180,7 +180,7 @@ class CheckpointReader:
         if not path.exists():
             return None
         try:
-            content = json.loads(path.read_bytes())
+            content = json.loads(fsio.read_regular(path))
         except (OSError, ValueError) as error:
             raise CheckpointError(f"`{layout.rng_file(rank)}` cannot be read: {error}", where=str(self.path)) from None
         return content if isinstance(content, dict) else None

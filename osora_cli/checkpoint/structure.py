@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from osora_cli.checkpoint import layout
+from osora_cli.checkpoint import fsio, layout
 from osora_cli.checkpoint.counters import Counters
 from osora_cli.checkpoint.findings import Finding, Kind, Level
 from osora_cli.checkpoint.headers import Header, HeaderError, layout_faults, read_header
@@ -59,7 +59,7 @@ def check_running_states(i: Inspection) -> Iterator[Finding]:
     """running_states.json parses and has its five fields."""
     name = layout.RUNNING_STATES
     try:
-        i.counters = Counters.from_json((i.path / name).read_bytes())
+        i.counters = Counters.from_json(fsio.read_regular(i.path / name))
     except FileNotFoundError:
         yield Finding(name, None, "is missing", "missing")
     except ValueError as error:
@@ -90,7 +90,7 @@ def check_manifest(i: Inspection) -> Iterator[Finding]:
     if not i.is_osoras:
         return
     try:
-        i.manifest = parse_manifest((i.path / name).read_bytes())
+        i.manifest = parse_manifest(fsio.read_regular(i.path / name))
     except FileNotFoundError:
         yield Finding(name, None, "is missing", "missing")
         return
@@ -204,7 +204,7 @@ def read_index(path: Path) -> dict[str, str]:
         OSError: not readable.
     """
     try:
-        content: Any = json.loads(path.read_bytes())
+        content: Any = json.loads(fsio.read_regular(path))
     except RecursionError as error:
         raise ValueError(f"is no JSON ({error})") from None
     except ValueError as error:
@@ -348,7 +348,7 @@ def check_log(i: Inspection) -> Iterator[Finding]:
             told = f"is missing: {files} files were written in the background"
             yield Finding(layout.ASYNC_LOG, None, told, "missing")
         return
-    lines = path.read_text(errors="replace").splitlines()
+    lines = fsio.read_regular(path).decode(errors="replace").splitlines()
     done = sum(layout.ASYNC_LOG_LINE in line for line in lines)
     told = f"has {done} lines `{layout.ASYNC_LOG_LINE}` for {files} files"
     if done < files:
@@ -389,7 +389,7 @@ def promised_parts(i: Inspection) -> list[str]:
         return sorted({*i.manifest.parts, *i.manifest.provenance.get("promised_parts", [])})
     parts = ["model" if not (i.path / "lora").is_dir() else "lora", "optimizer"]
     try:
-        config: Any = json.loads((i.path.parent / "config.txt").read_bytes())
+        config: Any = json.loads(fsio.read_regular(i.path.parent / "config.txt"))
     except (OSError, ValueError, RecursionError):
         return parts
     if isinstance(config, dict):

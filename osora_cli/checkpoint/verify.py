@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from osora_cli.checkpoint import layout, legacy, structure
+from osora_cli.checkpoint import fsio, layout, legacy, structure
 from osora_cli.checkpoint.digests import Progress, check_digests
 from osora_cli.checkpoint.findings import Check, Finding, Level, Report, RunReport, Verdict
 from osora_cli.checkpoint.layout import GROUPS
@@ -92,8 +92,8 @@ def verify(
 def _of_another_run(path: Path) -> str | None:
     """What to say of a checkpoint that lies in a run it was not made by; None where both do not say who they are."""
     try:
-        run = json.loads((path.resolve().parent / layout.RUN_FILE).read_text(encoding="utf-8"))["run_id"]
-        own = parse_manifest((path / layout.MANIFEST).read_bytes()).provenance.get("run_id")
+        run = json.loads(fsio.read_regular(path.resolve().parent / layout.RUN_FILE))["run_id"]
+        own = parse_manifest(fsio.read_regular(path / layout.MANIFEST)).provenance.get("run_id")
     except (OSError, ValueError, KeyError, TypeError, LaterFormat, ManifestError):
         return None
     return f"is of the run `{own}`, and lies in `{run}`" if own and own != run else None
@@ -230,7 +230,7 @@ def newest_sequence(run: Path) -> int:
 
 def _sequence(folder: Path) -> int | None:
     try:
-        return parse_manifest((folder / layout.MANIFEST).read_bytes()).sequence
+        return parse_manifest(fsio.read_regular(folder / layout.MANIFEST)).sequence
     except (OSError, ManifestError):
         return None
 

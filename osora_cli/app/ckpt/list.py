@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from osora_cli.checkpoint import layout
+from osora_cli.checkpoint import fsio, layout
 from osora_cli.checkpoint.findings import Report
 from osora_cli.checkpoint.retention import permanent
 from osora_cli.checkpoint.run_folders import looks_like_run, told_of_runs
@@ -88,7 +88,7 @@ def kept_by_config(run: Path) -> tuple[int, int]:
 
 def _latest(run: Path) -> str | None:
     try:
-        return (run / layout.LATEST).read_text(encoding="utf-8").strip()
+        return fsio.read_regular(run / layout.LATEST).decode().strip()
     except (OSError, ValueError):
         return None
 
