@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from osora_cli.app.ckpt.network import network_shapes
 from osora_cli.checkpoint.findings import Level, Report, RunReport, Verdict
 from osora_cli.checkpoint.run_folders import looks_like_run, told_of_runs
 from osora_cli.checkpoint.verify import is_checkpoint, verify, verify_run
@@ -75,8 +74,15 @@ def verify_path(
     path = Path(path)
     level: Level = "structure" if quick else ("deep" if deep else "digest")
     if not is_checkpoint(path) and looks_like_run(path):
-        return VerifyResult(verify_run(path, level, progress=progress, networks=network_shapes), strict)
+        return VerifyResult(verify_run(path, level, progress=progress, networks=_network_shapes), strict)
     inside = told_of_runs(path)
     if inside is not None and not is_checkpoint(path):
         raise CheckpointError(f"`{path}` is neither a checkpoint nor a run", hint=inside)
-    return VerifyResult(verify(path, level, progress=progress, networks=network_shapes), strict)
+    return VerifyResult(verify(path, level, progress=progress, networks=_network_shapes), strict)
+
+
+def _network_shapes(run: Path) -> Mapping[str, Mapping[str, tuple[int, ...]]]:
+    """Only `--deep` asks, and the configs that it takes to answer cost more than a quick verification."""
+    from osora_cli.app.ckpt.network import network_shapes
+
+    return network_shapes(run)
