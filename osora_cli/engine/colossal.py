@@ -86,6 +86,21 @@ class ColossalEngine:
         return self.ranks.mean(values)
 
 
+def fault_here() -> str | None:
+    """Why ColossalAI's ZeRO cannot train here although it is installed; None: it can.
+
+    It does not load, or its optimizer has no kernel; that is built here if it never was.
+    """
+    try:
+        _load()
+        _make_adam(
+            [nn.Parameter(torch.zeros(1))], OptimSettings(lr=0.0, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+        )
+    except SetupError as error:
+        return error.message
+    return None
+
+
 def _load() -> None:
     """Import it once, quietly: it warns of its dependencies, not of itself."""
     try:
@@ -254,13 +269,13 @@ def _make_adam(params: list[nn.Parameter], optim: OptimSettings) -> Any:
     Raises:
         SetupError: its kernels cannot be built.
     """
-    from colossalai.nn.optimizer import HybridAdam
-
-    class SteadyAdam(HybridAdam):  # type: ignore[misc]
-        def step(self, closure: Any = None, div_scale: float = -1) -> Any:
-            return super().step(closure, div_scale) if math.isfinite(self.norm()) else None
-
     try:
+        from colossalai.nn.optimizer import HybridAdam
+
+        class SteadyAdam(HybridAdam):  # type: ignore[misc]
+            def step(self, closure: Any = None, div_scale: float = -1) -> Any:
+                return super().step(closure, div_scale) if math.isfinite(self.norm()) else None
+
         return SteadyAdam(
             params, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, adamw_mode=True
         )

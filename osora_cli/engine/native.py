@@ -133,7 +133,7 @@ def make_engine(
     settings: PluginSettings | None = None,
 ) -> Engine:
     """The engine that a config asks for. `auto`: colossalai where it is installed and can run the plugin by ZeRO on a
-    GPU, else native.
+    GPU, else native; one that is installed and does not work is noted.
 
     Args:
         device: this rank's device, or `auto`, `cpu` or `cuda`.
@@ -148,9 +148,16 @@ def make_engine(
     settings = settings or PluginSettings()
     shared = sharing(plugin, settings)
     fits = shared in ("zero1", "zero2") and settings.replicate == 1 and place.type == "cuda"
+    notes: list[str] = []
     if engine == "colossalai" or (engine == "auto" and fits and is_installed()):
         check_colossal(shared, settings, place.type)
-        from osora_cli.engine.colossal import ColossalEngine
+        from osora_cli.engine.colossal import ColossalEngine, fault_here
 
-        return ColossalEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)
-    return NativeEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)
+        fault = fault_here() if engine == "auto" else None
+        # One rank's fault is all ranks' fault: they take the same engine.
+        if not any(ranks.gather_numbers([int(fault is not None)])):
+            return ColossalEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)
+        notes.append(f"engine native in place of colossalai: {fault or 'another rank cannot use it'}")
+    made = NativeEngine(place, dtype, plugin, deterministic=deterministic, ranks=ranks, settings=settings)
+    made.notes += notes
+    return made
