@@ -13,6 +13,8 @@ from osora_cli.checkpoint.run_folders import told_of_runs
 from osora_cli.checkpoint.verify import is_checkpoint, newest_first, update_of, verify
 from osora_cli.errors import CheckpointError
 
+_WEIGHTS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+
 PassedOver = tuple[Path, Verdict, str]
 
 
@@ -77,8 +79,18 @@ def _checkpoints(path: Path, *, alone: bool) -> list[Path]:
     folders = layout.checkpoint_folders(path) if path.is_dir() else []
     if not folders and alone:
         what = "is no folder" if path.is_file() else f"has no `{layout.RUNNING_STATES}` and no checkpoints in it"
-        raise CheckpointError(f"`{path}` {what}", allowed="a checkpoint or a run", hint=told_of_runs(path))
+        raise CheckpointError(
+            f"`{path}` {what}", allowed="a checkpoint or a run", hint=told_of_runs(path) or _told_of_weights(path)
+        )
     return folders
+
+
+def _told_of_weights(path: Path) -> str | None:
+    """What to say of a file of weights, or a folder with one, in a checkpoint's place; None where there is none."""
+    files = [path] if path.is_file() else list(path.iterdir()) if path.is_dir() else []
+    if not any(file.suffix in _WEIGHTS for file in files):
+        return None
+    return f"weights alone are no checkpoint: a training starts from them by `--model.from-pretrained {path}`"
 
 
 def _order(candidates: list[Path]) -> list[Path]:

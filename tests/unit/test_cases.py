@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-TESTS = HERE.parents[1]
+TESTS = Path(__file__).resolve().parents[1]
 ROWS = [
     [cell.strip() for cell in line.strip().strip("|").split("|")]
-    for line in (HERE / "cases.md").read_text(encoding="utf-8").splitlines()
-    if line.startswith("| ") and not line.startswith("| #")
+    for line in (TESTS / "cases.md").read_text(encoding="utf-8").splitlines()
+    if line.startswith("| ") and not line.startswith("| row ")
 ]
 
 
@@ -24,7 +23,7 @@ def _functions(file: Path) -> frozenset[str]:
 
 
 def test_every_kind_of_fault_stands_once() -> None:
-    assert [int(row[0]) for row in ROWS] == list(range(8, 49))
+    assert sorted(int(row[0]) for row in ROWS) == list(range(1, 85))
     assert all(len(row) == 3 and row[1] for row in ROWS)
 
 
