@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from osora_cli.checkpoint.retention import Retention
 from osora_cli.checkpoint.save_job import SaveJob, SaveTools
 from osora_cli.checkpoint.smallfiles import full_tensors, rng_bytes, small_files
 from osora_cli.checkpoint.snapshot import Snapshot
-from osora_cli.checkpoint.space import make_staging, require_space
+from osora_cli.checkpoint.space import make_staging, readable_size, require_space
 from osora_cli.checkpoint.staging import CudaCopier, HostCopier, SlabPool
 from osora_cli.checkpoint.verify import newest_sequence
 from osora_cli.checkpoint.writer.base import Writer
@@ -129,6 +130,16 @@ class CheckpointStore:
         found = together(self._tools.comm, fault)[0]
         if found is not None:
             raise SetupError(found[0], where=str(self.run_dir), hint=found[1])
+
+    def shortage(self, held: int) -> str | None:
+        """What to say where this rank's `held` bytes of a checkpoint do not fit the staging buffers at once."""
+        if not self._tools.async_io or held <= self._buffer_bytes:
+            return None
+        all_of_it = math.ceil(held / 2**30 * 10) / 10
+        return (
+            f"a checkpoint's {readable_size(held)} go through {readable_size(self._buffer_bytes)} of staging buffers: "
+            f"the training waits until the rest is written; `--async-io-buffer-gib {all_of_it:g}` holds all"
+        )
 
     def reserve(self, sharded: Mapping[str, Sequence[TensorShard]]) -> None:
         """Make the buffers for this rank's tensors in the background, so that the first save need not wait for them.

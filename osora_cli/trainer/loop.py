@@ -232,7 +232,10 @@ class Trainer:
         self._put_off = put_off
 
     def _check_room(self) -> None:
-        """A disk without room for a checkpoint is said now, not hours later."""
+        """A disk or buffers without room for a checkpoint are said now, not hours later."""
+        shortage = self.store.shortage(self.state.held_bytes())
+        if shortage is not None:
+            self._event("warning", shortage)
         try:
             self.store.require_room(self.state.nbytes())
         except SetupError as error:

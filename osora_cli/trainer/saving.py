@@ -56,6 +56,10 @@ class RunState:
         shards = [shard for group in self._shards().values() for shard in group]
         return sum(shard.numel * shard.dtype.itemsize for shard in shards)
 
+    def held_bytes(self) -> int:
+        """Of them, those that this rank hands over."""
+        return sum(shard.tensor.nbytes for group in self._shards().values() for shard in group)
+
     def _shards(self) -> dict[str, list[TensorShard]]:
         """This rank's tensors by group."""
         sharded: dict[str, list[TensorShard]] = {}

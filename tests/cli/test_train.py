@@ -313,6 +313,13 @@ def test_a_disk_without_room_for_a_checkpoint_is_said_at_once(home: Path, tmp_pa
     assert ("saves will fail until there is room" in finished.stderr) == (policy == "continue")
 
 
+def test_buffers_too_small_for_a_checkpoint_are_said_and_it_is_whole(home: Path, tmp_path: Path) -> None:
+    finished = train(home, tmp_path, "--async-io", async_io_buffer_gib=1e-4, tensorboard=False, max_steps=1)
+    assert finished.code == 0, finished.stderr
+    assert finished.stderr.count("go through 107.4 kB of staging buffers: the training waits") == 1
+    assert osora("ckpt", "verify", tmp_path / "run", cwd=home).code == 0
+
+
 def test_folder_that_cannot_be_written(home: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     config = write_config(tmp_path, max_steps=2)
