@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from support.checkpoints import save
 from support.process import osora
 from support.tiny import make_table, write_config
 
@@ -49,7 +50,7 @@ def commands_made_once() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Home:
-    """A trained run with three checkpoints, one of another run, and a table that a resume finds its clips by."""
+    """A trained run with three checkpoints, one of another run and model, and the table that a resume reads."""
 
     folder: Path
     run: Path
@@ -64,12 +65,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
     folder = tmp_path_factory.mktemp("folders")
     make_table(folder)
     config = write_config(folder, ckpt_every=2, max_steps=6, tensorboard=False, eval={"at_ends": False})
-    for name in ("run", "other"):
-        argv = ("train", "vae", config, "--exp-name", name, "--outputs", folder / "out", "--async-io")
-        finished = osora(*argv, cwd=folder)
-        assert finished.code == 0, finished.stderr
-    foreign = next((folder / "out/other").glob("epoch*-global_step4"))
-    return Home(folder, folder / "out/run", foreign)
+    argv = ("train", "vae", config, "--exp-name", "run", "--outputs", folder, "--async-io")
+    finished = osora(*argv, cwd=folder)
+    assert finished.code == 0, finished.stderr
+    return Home(folder, folder / "run", save(folder / "other", 4)[0])
 
 
 # ---- the damage -----------------------------------------------------------------------------------------------------
