@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from support.process import start
+from support.small_disk import small_disk
 from support.tiny import make_table, records, write_config
 
 from osora_cli import errors
+from osora_cli.checkpoint import fsio
 from osora_cli.cli.main import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +128,22 @@ def test_failure(
     told = json.loads(capsys.readouterr().out)["error"]
     assert told["exit_code"] == case.code
     assert case.cause in told["message"]
+
+
+def test_a_save_that_fails(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit 1: there was room when the run asked, and the disk is full when it writes."""
+    monkeypatch.chdir(home)
+    with small_disk(tmp_path / "disk", 1.5) as disk:
+        monkeypatch.setattr(fsio, "free_bytes", lambda folder: 1 << 40)
+        assert run(["train", "vae", "tiny.yaml", "--outputs", str(disk), "--exp-name", "run"]) == 1
+        assert not list((disk / "run").glob("epoch*"))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "error: checkpoint `epoch" in said.err
+    assert "was not saved: No space left on device" in said.err
+    assert "--keep-n-latest" in said.err
 
 
 def test_done(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
