@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -28,6 +29,7 @@ def test_this_machine_can_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert names["versions"].values is not None
     assert names["versions"].values["torch"] == torch.__version__
     assert names["decoder"].status == "ok"
+    assert names["decoder"].text.startswith(f"PyAV {av.__version__} with FFmpeg {av.ffmpeg_version_info}: ")
     assert names["conv3d bf16, 2 frames"].status == "ok"
     assert told == list(checks(tmp_path))
     assert not list(tmp_path.iterdir()), "nothing is left behind, and no folder is made"
