@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import typer
 
 from osora_cli.cli.width import fitted, terminal_columns
-from osora_cli.errors import Interrupted, OsoraError, SetupError, UsageError
+from osora_cli.errors import Interrupted, OsoraError, RunError, SetupError, UsageError
 
 SCHEMA_VERSION = 1
 EXIT_INTERRUPTED = 130
@@ -122,6 +122,17 @@ def _error_json(error: OsoraError) -> dict[str, Any]:
     return out
 
 
+def _memory_error(error: BaseException) -> RunError:
+    if isinstance(error, MemoryError):
+        return RunError("the machine has too little memory", hint="fewer `--num-workers`, or smaller batches")
+    told = ". ".join(str(error).split(". ")[:3]).rstrip(".")  # the rest is about torch's allocator
+    return RunError(
+        f"the GPU has too little memory: {told}",
+        hint="a training's line with `--dry-run` says what a step takes, by kind; `--grad-checkpoint` first, then "
+        "smaller batches or clips in `bucket_config`, then more GPUs",
+    )
+
+
 def as_osora_error(error: BaseException) -> OsoraError:
     """Any exception as one with an exit code: a slip of the system is the user's to cure, the rest is ours."""
     if isinstance(error, OsoraError):
@@ -131,6 +142,10 @@ def as_osora_error(error: BaseException) -> OsoraError:
     if isinstance(error, OSError) and error.errno in _SETUP_ERRNOS:
         name = f"`{error.filename}`: " if error.filename is not None else ""
         return SetupError(f"{name}{error.strerror}")
+    if (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    ):  # torch's, which is not imported here
+        return _memory_error(error)
     if hasattr(error, "format_message"):  # Typer's parser; its exception classes are private
         return _parser_error(error)
     return OsoraError(

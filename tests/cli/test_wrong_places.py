@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from osora_cli.cli.main import run
 from osora_cli.cli.output import as_osora_error
@@ -16,6 +17,21 @@ from osora_cli.cli.output import as_osora_error
 def test_a_path_of_the_wrong_kind_is_no_internal_error(number: int) -> None:
     error = as_osora_error(OSError(number, os.strerror(number), "some/where"))
     assert (error.exit_code, error.message) == (5, f"`some/where`: {os.strerror(number)}")
+
+
+def test_too_little_memory_is_no_internal_error() -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.69 GiB of which 1.00 GiB is "
+        "free. Including non-PyTorch memory, this process has 22.00 GiB memory in use. If reserved but unallocated ..."
+    )
+    error = as_osora_error(torch.OutOfMemoryError(text))
+    assert error.exit_code == 1
+    assert error.message.startswith(
+        "the GPU has too little memory: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"
+    )
+    assert error.message.endswith("of which 1.00 GiB is free")
+    assert "--dry-run" in str(error.hint)
+    assert as_osora_error(MemoryError()).message == "the machine has too little memory"
 
 
 @pytest.mark.parametrize(
