@@ -30,6 +30,8 @@ class ResolvedConfig:
 def resolve_autoencoder(config: TrainDiffusionConfig) -> ResolvedConfig:
     """The config with the architecture of an own DC-AE, which `ae.from_pretrained` of a run or checkpoint brings along.
 
+    In place of a run stands its newest verified checkpoint.
+
     Raises:
         ConfigError: no architecture is known, or it contradicts the run's.
         CheckpointError: nothing is there, or nothing that verifies.
@@ -39,7 +41,9 @@ def resolve_autoencoder(config: TrainDiffusionConfig) -> ResolvedConfig:
         _check_architecture(ae)
         return ResolvedConfig(config)
     found = _find(config)
-    settled = found.config.model_copy(update={"from_pretrained": ae.from_pretrained})
+    # Of a run, the checkpoint that is its newest now: the run may be trained on, and this keeps what it began with.
+    weights = found.weights if found.is_checkpoint else ae.from_pretrained
+    settled = found.config.model_copy(update={"from_pretrained": weights})
     return ResolvedConfig(config.model_copy(update={"ae": settled}), list(found.notes))
 
 

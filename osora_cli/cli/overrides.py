@@ -246,7 +246,17 @@ class _Folder:
             near = self._nearest(name)
             if near:
                 hint = f"did you mean `{near}`?"
-        self._faults.append(Fault(f"`{flag}` is not an option", "the command line", hint=hint))
+        self._faults.append(Fault(f"`{flag}` is not an option", "the command line", None if hint else self._beside(name), hint))
+
+    def _beside(self, name: str) -> str | None:
+        """The keys of the section that a dotted name begins with."""
+        section = name.rpartition(".")[0]
+        target = self._target(section) if section else None
+        models = (
+            [] if target is None else [m for a in target.annotations for m in members(a) if hasattr(m, "model_fields")]
+        )
+        keys = sorted({key for model in models for key in model.model_fields})
+        return f"keys of `{section}`: {', '.join(keys)}" if keys else None
 
     def _nearest(self, name: str) -> str | None:
         positive = self._target(_without_no(name))

@@ -77,7 +77,7 @@ class TrainDiffusionConfig(TrainConfig):
 
     cached_video: bool = Field(False, description="take latents from the cache that `osora data cache` has made")
     cached_text: bool = Field(False, description="take text embeddings from that cache")
-    cache_dir: str | None = Field(None, description="the cache's folder; null: the table's name with .cache beside it")
+    cache_dir: str | None = Field(None, description="the cache's folder; null: TABLE.cache beside TABLE.csv")
     cache_windows: Int = Field(
         1, ge=1, description="windows of each clip in the cache; epoch after epoch takes the next of them"
     )

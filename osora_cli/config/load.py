@@ -110,7 +110,7 @@ def _not_found(path: Path, text: str, group: str) -> ConfigError:
 
 def _presets(group: str) -> str:
     names = preset_names()
-    own = [name for name in names if name.startswith(f"{group}/")] or names
+    own = [name for name in names if name.startswith((f"{group}/", "demo/"))] if group else names
     return "a YAML file, or a preset: " + ", ".join(f"`{name}`" for name in own) if own else "a YAML file"
 
 

@@ -97,9 +97,14 @@ class Trainer:
 
     # -- order ----------------------------------------------------------------------------------------------------
 
+    def _limit(self) -> str:
+        if self.settings.max_steps is None:
+            return f", `epochs` is {self.settings.epochs}"
+        return f", `max_steps` is {self.settings.max_steps}: a higher `--max-steps` goes on"
+
     def _run(self, signals: Wishes) -> None:
         if self._done(signals):
-            self._event("note", f"nothing left to do: {self.progress.update} updates are done already")
+            self._event("note", f"nothing left to do: {self.progress.update} updates are done already{self._limit()}")
         else:
             self._check_room()
             if self.progress.update == 0 and self.settings.eval_at_ends:

@@ -156,6 +156,9 @@ def test_a_config_behind_several_checkpoints_is_no_checkpoint(config: str) -> No
         (["--from-pretrained", "x", "--model.from_pretrained", "y"],
          ["`--from-pretrained` is `x` and `--model.from_pretrained` is `y`: they are the same setting | None | "
           "give one of them"]),
+        (["--optim.leaning-rate", "1"],
+         ["`--optim.leaning-rate` is not an option | keys of `optim`: adamw_mode, betas, cls, eps, lr, weight_decay | "
+          "None"]),
         (["--lr.x", "1"], ["`--lr.x` is not an option | None | None"]),
         (["--bucket-config.256px.1.0", "1"],
          ["`--bucket-config.256px.1.0` is not an option | None | did you mean `--bucket-config`?"]),

@@ -123,8 +123,13 @@ def test_an_autoencoder_of_ones_own(home: Path, tmp_path: Path) -> None:
     # The run's config knows the architecture, so that it says all that it needs.
     frozen = json.loads((tmp_path / "run/config.txt").read_text())["ae"]
     assert frozen["encoder"]["width_list"] == [8, 32]
-    assert frozen["from_pretrained"] == str(own)
+    assert frozen["from_pretrained"] == f"{own}/epoch0-global_step2", "the checkpoint, not a run that may go on"
     assert frozen["scaling_factor"] == 0.5
+    assert osora("resume", own, "--max-steps", "3", cwd=home).code == 0
+    assert (own / "latest").read_text().strip().endswith("_step3")
+    onwards = osora("resume", tmp_path / "run", "--max-steps", "5", cwd=home)
+    assert onwards.code == 0, onwards.stderr
+    assert f"autoencoder: {own}/epoch0-global_step2, update 2" in onwards.stderr
     other = train(home, tmp_path, "--exp-name", "x", ae={**DC_AE, "from_pretrained": str(own), "latent_channels": 8})
     assert other.code == 2
     assert "`latent_channels` is `8` here and `4` there" in other.stderr

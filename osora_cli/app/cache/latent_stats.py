@@ -167,7 +167,9 @@ def latent_stats(
     factors, present = _factors(resolved.config.ae, moments)
     found = LatentStats(len(chosen) - len(unreadable), frames, moments, factors, present, unreadable, notes)
     if write is not None:
-        found.written = _write(config, factors, found, write)
+        # The factor belongs to these weights: the config names them, not the run, which may be trained on.
+        weights = {"from_pretrained": resolved.config.ae.from_pretrained} if config.ae.from_pretrained else {}
+        found.written = _write(config, {**weights, **factors}, found, write)
     found.seconds = time.perf_counter() - began
     return found
 
@@ -224,10 +226,10 @@ def _rounded(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def _write(config: TrainDiffusionConfig, factors: dict[str, float], found: LatentStats, path: Path) -> Path:
+def _write(config: TrainDiffusionConfig, section: dict[str, object], found: LatentStats, path: Path) -> Path:
     # Only what was given: a default that is written down would count as the user's wish from then on.
     values = config.model_dump(mode="python", exclude_unset=True)
-    values["ae"] = {**values["ae"], **factors}
+    values["ae"] = {**values["ae"], **section}
     title = (
         f"factors of ae from `osora data latent-stats` over {found.clips} clips of {config.dataset.data_path}: "
         f"latents have mean {found.raw.mean:.4g} and standard deviation {found.raw.std:.4g} without them"

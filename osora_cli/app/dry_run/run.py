@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from osora_cli.app.doctor.system import existing_folder, write_speed
-from osora_cli.app.dry_run.estimate import GIB, MemoryEstimate, estimate
+from osora_cli.app.dry_run.estimate import MemoryEstimate, estimate
 from osora_cli.app.dry_run.fit import device_bytes, memory_fault
 from osora_cli.app.dry_run.meta_engine import NetworkSize
 from osora_cli.app.dry_run.probes import make_probe
@@ -73,8 +73,8 @@ class DryRun:
             found.append(self.memory_fault)
         if self.saves.bytes_at_most > self.saves.free_bytes:
             found.append(
-                f"the checkpoints take up to {self.saves.bytes_at_most / GIB:.1f} GiB and "
-                f"{self.saves.free_bytes / GIB:.1f} GiB are free: `--keep-n-latest N`, or another `--outputs DIR`"
+                f"the checkpoints take up to {self.saves.bytes_at_most / 1e9:.1f} GB and "
+                f"{self.saves.free_bytes / 1e9:.1f} GB are free: `--keep-n-latest N`, or another `--outputs DIR`"
             )
         return found
 
