@@ -246,7 +246,9 @@ class _Folder:
             near = self._nearest(name)
             if near:
                 hint = f"did you mean `{near}`?"
-        self._faults.append(Fault(f"`{flag}` is not an option", "the command line", None if hint else self._beside(name), hint))
+        self._faults.append(
+            Fault(f"`{flag}` is not an option", "the command line", None if hint else self._beside(name), hint)
+        )
 
     def _beside(self, name: str) -> str | None:
         """The keys of the section that a dotted name begins with."""

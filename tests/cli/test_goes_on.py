@@ -38,7 +38,10 @@ def test_a_killed_run_ends_at_its_own_total(
         steps = {p.name.partition("-global_step")[2] for p in folder.glob("epoch*")}
         assert steps == {"1", "2", "3", "4"}
         assert (folder / "latest").read_text().strip().endswith("global_step4")
-    assert "nothing left to do: 4 updates are done already, `max_steps` is 4: a higher `--max-steps` goes on" in capsys.readouterr().err
+    assert (
+        "nothing left to do: 4 updates are done already, `max_steps` is 4: a higher `--max-steps` goes on"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("form", ["w.safetensors", "folder"])
