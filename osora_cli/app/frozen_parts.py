@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -42,7 +43,8 @@ def resolve_autoencoder(config: TrainDiffusionConfig) -> ResolvedConfig:
         return ResolvedConfig(config)
     found = _find(config)
     # Of a run, the checkpoint that is its newest now: the run may be trained on, and this keeps what it began with.
-    weights = found.weights if found.is_checkpoint else ae.from_pretrained
+    # Nor does it hang on the folder that it is started in.
+    weights = str(Path(found.weights).absolute()) if found.is_checkpoint else ae.from_pretrained
     settled = found.config.model_copy(update={"from_pretrained": weights})
     return ResolvedConfig(config.model_copy(update={"ae": settled}), list(found.notes))
 

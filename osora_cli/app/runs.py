@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 import uuid
@@ -19,6 +20,7 @@ from osora_cli.checkpoint import fsio
 from osora_cli.checkpoint.layout import RUN_FILE, checkpoint_folders, parse_folder_name
 from osora_cli.checkpoint.resolve import Resolved, newest_verified, resolve_load
 from osora_cli.errors import SetupError, UsageError
+from osora_cli.report.jsonl import FILE_NAME as METRICS_FILE
 
 LOCK_FILE = ".lock"
 
@@ -109,7 +111,8 @@ def plan_resume(target: Path) -> RunPlan:
 def set_aside_later(folder: Path, start: Path) -> list[str]:
     """Move checkpoints that are newer than `start` out of the run's line, so that no later resume takes them.
 
-    Nothing is deleted: they go to `RUN/set-aside-TIME/`. Returns their names.
+    Nothing is deleted: they go to `RUN/set-aside-TIME/`, with metrics.jsonl as it was, from which the records of their
+    updates are about to be cut. Returns their names.
     """
     started = parse_folder_name(start.name)
     if started is None:
@@ -120,6 +123,9 @@ def set_aside_later(folder: Path, start: Path) -> list[str]:
         aside.mkdir(exist_ok=True)
         for p in later:
             p.rename(aside / p.name)
+        metrics = folder / METRICS_FILE
+        if metrics.is_file():
+            shutil.copy2(metrics, aside / METRICS_FILE)
     return [p.name for p in later]
 
 

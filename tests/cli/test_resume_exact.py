@@ -101,7 +101,9 @@ def test_an_older_checkpoint_can_be_gone_on_from(home: Path, tmp_path: Path, str
     ok("resume", next(run.glob("epoch*-global_step2")), "--max-steps", str(UPDATES), cwd=home)
     assert_same_run(straight["fp32"], run, UPDATES)
     aside = next(run.glob("set-aside-*"))
-    assert sorted(p.name.split("step")[1] for p in aside.iterdir()) == ["4", "6"]
+    assert sorted(p.name.split("step")[1] for p in aside.glob("epoch*")) == ["4", "6"]
+    # The records of the updates that were set aside are kept with them.
+    assert (aside / "metrics.jsonl").read_bytes() == (tmp_path / "before/metrics.jsonl").read_bytes()
     # A copy of the run resumes too: nothing in it hangs on where it lies.
     ok("resume", tmp_path / "before", "--max-steps", str(UPDATES), cwd=home)
     assert_same_run(straight["fp32"], tmp_path / "before", UPDATES)
