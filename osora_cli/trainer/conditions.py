@@ -80,7 +80,8 @@ def possible_kinds(weights: Mapping[str, float], latent_frames: int, rules: Late
     kept = {
         kind: weight
         for kind, weight in weights.items()
-        if weight > 0 and (kind in _IMAGES or latent_frames > rules.frames(_VIDEOS[kind] + rules.causal))
+        if weight > 0
+        and latent_frames > (len(_IMAGES[kind]) if kind in _IMAGES else rules.frames(_VIDEOS[kind] + rules.causal))
     }
     return kept or {TEXT_ONLY: 1.0}
 
