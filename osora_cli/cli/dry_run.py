@@ -25,7 +25,7 @@ def dry_run_lines(result: Mapping[str, Any]) -> list[str]:
     held = [(label, f"{memory[key] / unit:8.2f} {name}") for key, label in KINDS.items() if memory[key]]
     total = f"{memory['total'] / unit:8.2f} {name}"
     if result["gpu_bytes"]:
-        total += f" of {result['gpu_bytes'] / _GIB:.1f}"
+        total += f" of {result['gpu_bytes'] / _GIB:.1f} GiB"
     lines = [
         *table([("folder", result["folder"]), *networks]),
         "",

@@ -142,9 +142,8 @@ def as_osora_error(error: BaseException) -> OsoraError:
     if isinstance(error, OSError) and error.errno in _SETUP_ERRNOS:
         name = f"`{error.filename}`: " if error.filename is not None else ""
         return SetupError(f"{name}{error.strerror}")
-    if (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    ):  # torch's, which is not imported here
+    # The second is torch's, which is not imported here.
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return _memory_error(error)
     if hasattr(error, "format_message"):  # Typer's parser; its exception classes are private
         return _parser_error(error)

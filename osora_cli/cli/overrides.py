@@ -20,7 +20,7 @@ from pathlib import PurePath
 
 from osora_cli.config.base import Section
 from osora_cli.config.faults import ConfigFaults, Fault
-from osora_cli.config.fields import Target, members, nearest, resolve
+from osora_cli.config.fields import Target, members, nearest, resolve, sections_of
 from osora_cli.config.overrides import Override, is_switch, parse_value, takes_many, truth
 from osora_cli.errors import UsageError
 
@@ -254,10 +254,8 @@ class _Folder:
         """The keys of the section that a dotted name begins with."""
         section = name.rpartition(".")[0]
         target = self._target(section) if section else None
-        models = (
-            [] if target is None else [m for a in target.annotations for m in members(a) if hasattr(m, "model_fields")]
-        )
-        keys = sorted({key for model in models for key in model.model_fields})
+        sections = [] if target is None else [s for a in target.annotations for s in sections_of(a)]
+        keys = sorted({key for each in sections for key in each.model_fields})
         return f"keys of `{section}`: {', '.join(keys)}" if keys else None
 
     def _nearest(self, name: str) -> str | None:

@@ -73,15 +73,14 @@ def encoded_parts(weights: Mapping[str, float], rules: LatentRules) -> list[Part
 def possible_kinds(weights: Mapping[str, float], latent_frames: int, rules: LatentRules) -> dict[str, float]:
     """The kinds that leave something to make of a clip so long; a new mapping. None: text only.
 
-    An image has none. A kind that shows a part needs a clip longer than the part.
+    An image has none. A kind needs a clip longer than all the parts that it shows.
     """
     if latent_frames == 1:
         return {TEXT_ONLY: 1.0}
     kept = {
         kind: weight
         for kind, weight in weights.items()
-        if weight > 0
-        and latent_frames > (len(_IMAGES[kind]) if kind in _IMAGES else rules.frames(_VIDEOS[kind] + rules.causal))
+        if weight > 0 and latent_frames > sum(rules.frames(frames) for _, frames in parts_of(kind, rules))
     }
     return kept or {TEXT_ONLY: 1.0}
 

@@ -24,6 +24,7 @@ from osora_cli.app.dry_run.run import plan_saves
 from osora_cli.app.dry_run.shapes import Shape, batch_shapes
 from osora_cli.app.recipes import check_training
 from osora_cli.app.train import train
+from osora_cli.cli.dry_run import dry_run_lines
 from osora_cli.config.load import load_config
 from osora_cli.config.models.discriminator import GenLossConfig
 from osora_cli.config.registry import COMMANDS
@@ -243,6 +244,9 @@ def test_dry_run_of_both_stages(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
     assert plan["networks"][0]["parameters"] > 0
     assert plan["updates"] == 1
+    lines = "\n".join(dry_run_lines({**plan, "gpu_bytes": 24 * GIB}))
+    assert f"{plan['memory_bytes']['total'] / 2**20:.2f} MiB of 24.0 GiB" in lines, "a small model's in MiB"
+    assert "GiB" not in "\n".join(dry_run_lines(plan))
     assert osora(*argv, cwd=tmp_path).code == 0
     (folder,) = (tmp_path / "outputs" / "run").glob("epoch*")
     real = sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())

@@ -31,6 +31,7 @@ from osora_cli.metrics.psnr import psnr
 from osora_cli.model.dc_ae.autoencoder import DcAe
 from osora_cli.model.dc_ae.padding import reconstruct_any_size
 from osora_cli.model.dc_ae.tiling import Cut
+from osora_cli.trainer.numerics import subnormals_flushed
 
 OWN_DB, BETWEEN_DB = 22.0, 35.0
 LARGEST_SEAM = 2.0
@@ -111,18 +112,16 @@ def read_clip(recipe: Recipe) -> Tensor:
 
 @contextmanager
 def quick_arithmetic() -> Iterator[None]:
-    """One thread, and numbers below 1e-38 taken as 0.
+    """One thread, and subnormal numbers taken as 0, without which a training takes five times as long.
 
-    The slope of SiLU far below 0 is such a number. CPUs take so long over them that a training takes five times as
-    long without this.
+    The slope of SiLU far below 0 is such a number.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     try:
-        yield
+        with subnormals_flushed():
+            yield
     finally:
-        torch.set_flush_denormal(False)
         torch.set_num_threads(threads)
 
 
